@@ -1,0 +1,110 @@
+"""The recipe tree: one TOML file, dotted overrides on top, checked as a whole.
+
+Invariant: nothing a user wrote is ignored. An unknown key or a bad value raises a `ConfigError` that names the field,
+the value and the nearest known key. Tables of tasks, rewards and mechanisms stay raw here; the registry checks each with
+its own class. This module imports no torch.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from untail.errors import ConfigError, nearest
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Strict(BaseModel):
+    """The base of every config class: no unknown keys, no coercion of nonsense, no change after the fact."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class EngineConfig(Strict):
+    """The native engine."""
+
+    max_seqs: PositiveInt = 256  # slots: sequences computed in one step
+    max_batch_tokens: PositiveInt = 2048  # tokens computed in one step, prefill and decode together
+    kv_gib: PositiveFloat = 1.0  # size of the KV pool
+    kv_blocks: PositiveInt | None = None  # the same in blocks of 16 tokens; wins over kv_gib
+    context: PositiveInt | None = None  # the longest sequence; the model's own limit if unset
+    prefix_cache: bool = True
+    kv_after_update: Literal["recompute", "keep"] = "recompute"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
+
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def parse(cls: type[C], fields: dict[str, Any], where: str) -> C:
+    """Check `fields` against `cls`; the first thing wrong becomes one sentence that starts at `where`."""
+    try:
+        return cls.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(_sentence(cls, error.errors()[0], where)) from None
+
+
+def _sentence(cls: type[BaseModel], problem: Any, where: str) -> str:
+    path = [str(part) for part in problem["loc"]]
+    field = ".".join([*([where] if where else []), *path])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {field!r}; {nearest(path[-1], _known_keys(cls, path[:-1]))}"
+    if problem["type"] == "missing":
+        return f"{field} is missing; set it in the recipe or with --set {field}=..."
+    return f"{field} = {problem['input']!r} is not valid: {problem['msg']}"
+
+
+def _known_keys(cls: Any, path: list[str]) -> list[str]:
+    for part in path:
+        field = cls.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        cls = field.annotation
+    return list(cls.model_fields)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def override(tree: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """Apply `a.b=c` in order; the value is read as TOML where it is TOML, else as a plain string."""
+    tree = _copy(tree)
+    for assignment in assignments:
+        dotted, equals, text = assignment.partition("=")
+        keys = [key.strip() for key in dotted.split(".")]
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {assignment!r} is not of the form section.key=value")
+        table = tree
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {assignment!r}: {key} is a value, not a section")
+        table[keys[-1]] = _value(text.strip())
+    return tree
+
+
+def _copy(tree: Any) -> Any:
+    return {key: _copy(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def dump_toml(config: BaseModel) -> str:
+    """The fully resolved tree as TOML (fields that are unset by default are left out: TOML has no null)."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

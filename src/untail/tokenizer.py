@@ -1,0 +1,50 @@
+"""Text to token ids and back, with the model's chat template.
+
+A thin wrapper over `transformers`' tokenizers, so that the rest of untail sees four methods and one place decides how a
+chat prompt is rendered. Importing this module does not import transformers; loading a tokenizer does.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from untail.errors import ModelError
+
+
+class Tokenizer:
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self.has_chat_template = bool(tokenizer.chat_template)
+
+    @classmethod
+    def load(cls, folder: Path, gguf_file: str | None = None) -> "Tokenizer":
+        from transformers import AutoTokenizer
+
+        extra = {"gguf_file": gguf_file} if gguf_file else {}
+        try:
+            return cls(AutoTokenizer.from_pretrained(folder, **extra))
+        except Exception as error:  # transformers raises a dozen types here, with one meaning for a user
+            raise ModelError(f"{folder} holds no tokenizer that transformers can load: {error}") from error
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        eos = self._tokenizer.eos_token_id
+        return () if eos is None else (int(eos),)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+
+    def chat(self, prompt: str | list[dict[str, str]], system: str | None = None) -> list[int]:
+        """The prompt as the model expects to be asked: through its chat template, or as plain text if it has none."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        if not self.has_chat_template:
+            return self._tokenizer.encode("\n".join(message["content"] for message in messages))
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)

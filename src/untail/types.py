@@ -1,0 +1,140 @@
+"""The nouns that all rooms share. No torch, no I/O; everything here can be pickled.
+
+A *group* is one prompt with several sampled *trajectories*. A trajectory's columns run in step: one entry per response
+token, model tokens and an environment's replies alike; `from_model` says which is which.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+End = Literal["stop", "boundary", "length", "abort"]
+"""How a stream of chunks ended: a stop token or string; the budget is used up; the context is full; aborted."""
+
+
+def prompt_id(task: str, tokens: Sequence[int]) -> str:
+    """The same over runs and machines: blake2b of the task's name and the prompt's token ids."""
+    digest = hashlib.blake2b(task.encode() + b"\0", digest_size=16)
+    digest.update(",".join(map(str, tokens)).encode())
+    return digest.hexdigest()
+
+
+def stream_key(seed: int, *parts: int | str) -> int:
+    """A 63-bit random stream for (seed, trajectory, ...): equal inputs give equal tokens whatever the batching."""
+    digest = hashlib.blake2b(repr((seed, *parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked. `data` is whatever the scorer of its task needs (an answer, unit tests, a whole dataset row)."""
+
+    id: str
+    task: str
+    text: str
+    tokens: tuple[int, ...]
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. `policy_temperature` is the training temperature: what `policy_logprob` is measured at."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    policy_temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """One sequence to generate.
+
+    `budget` counts model tokens until the first boundary; `chunk` is how many of them the caller wants to see at a time;
+    `hold` keeps the sequence resident after a stop, for an environment's reply; `hidden` asks for hidden-state sums.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    budget: int
+    stream: int
+    sampling: SamplingParams = SamplingParams()
+    chunk: int = 64
+    hold: bool = False
+    hidden: bool = False
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One or more new model tokens of a sequence, column by column, and how the stream ended if it did.
+
+    `mixed_kv` marks tokens that were sampled over keys and values of an older weight version (`kv_after_update = "keep"`).
+    `hidden_sum` is the sum of the last layer's hidden states from which these tokens were sampled, if it was asked for.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    policy_logprob: list[float] = field(default_factory=list)
+    behaviour_logprob: list[float] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
+    p_eos: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
+    mixed_kv: list[bool] = field(default_factory=list)
+    hidden_sum: Any = None
+    end: End | None = None
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One response to one prompt, token by token, with what the engine said about each token when it was sampled."""
+
+    id: str
+    prompt: Prompt
+    stream: int
+    tokens: list[int] = field(default_factory=list)
+    policy_logprob: list[float] = field(default_factory=list)
+    behaviour_logprob: list[float] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
+    p_eos: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
+    from_model: list[bool] = field(default_factory=list)
+    end: End | None = None
+    text: str = ""
+    reward: float = 0.0
+
+    def take(self, chunk: Chunk) -> None:
+        self.tokens += chunk.tokens
+        self.policy_logprob += chunk.policy_logprob
+        self.behaviour_logprob += chunk.behaviour_logprob
+        self.entropy += chunk.entropy
+        self.p_eos += chunk.p_eos
+        self.version += chunk.version
+        self.from_model += [True] * len(chunk.tokens)
+        self.end = chunk.end
+
+
+@dataclass(slots=True)
+class Group:
+    """All trajectories of one prompt in one step."""
+
+    prompt: Prompt
+    trajectories: list[Trajectory]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [trajectory.reward for trajectory in self.trajectories]
+
+
+@dataclass(slots=True)
+class Batch:
+    """The groups that one update is made from."""
+
+    step: int
+    groups: list[Group]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
