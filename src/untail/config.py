@@ -38,6 +38,25 @@ class EngineConfig(Strict):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
 
 
+class LearnConfig(Strict):
+    """The update. `advantage` is a raw table: the registry of advantages checks it."""
+
+    lr: PositiveFloat = 3e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 3
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    advantage: dict[str, Any] = {"name": "grpo"}
+    loss: Literal["token", "sequence"] = "token"  # mean over all tokens, or over sequences of their token means
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.2
+    kl: Annotated[float, Field(ge=0)] = 0.0  # weight of the KL to the start weights; 0 keeps no reference model
+    updates: PositiveInt = 1  # optimizer steps per batch: the batch is cut into this many minibatches of whole groups
+    micro_batch_tokens: PositiveInt = 8192
+    logit_rows: PositiveInt = 1024  # rows of [rows x vocab] that exist at once in the fused log-prob
+    recompute: bool = False  # activation checkpointing
+
+
 C = TypeVar("C", bound=BaseModel)
 
 

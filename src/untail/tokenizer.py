@@ -35,7 +35,9 @@ class Tokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode(
+            list(tokens), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+        )
 
     def chat(self, prompt: str | list[dict[str, str]], system: str | None = None) -> list[int]:
         """The prompt as the model expects to be asked: through its chat template, or as plain text if it has none."""

@@ -1,0 +1,99 @@
+"""The decoder as a plain loop: the one definition that the engine runs and the learner trains.
+
+Invariant: tokens are packed. `forward` sees one flat row of T tokens with their positions and knows nothing of sequences,
+batches or caches; `attention` alone knows which token may look at which. q, k and v are one matrix, and so are gate and
+up: names.py says how they map to Hugging Face's names.
+
+Shape suffixes: T tokens, D hidden, H query heads, K key-value heads, V vocabulary, R rows whose logits are wanted.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from untail.engine.attention.base import Attention
+from untail.engine.models.rope import cos_sin_table, rotate
+from untail.engine.models.shape import Shape
+
+
+class Layer(nn.Module):
+    """The parameters of one layer; the arithmetic is in `Decoder.layer`."""
+
+    def __init__(self, shape: Shape, make):
+        super().__init__()
+        qkv = shape.q_size + 2 * shape.kv_size
+        self.input_norm = make(shape.hidden)
+        self.qkv = make(qkv, shape.hidden)
+        self.qkv_bias = make(qkv) if shape.qkv_bias else None
+        self.q_norm = make(shape.head_dim) if shape.qk_norm else None
+        self.k_norm = make(shape.head_dim) if shape.qk_norm else None
+        self.out = make(shape.hidden, shape.q_size)
+        self.post_norm = make(shape.hidden)
+        self.gate_up = make(2 * shape.intermediate, shape.hidden)
+        self.down = make(shape.hidden, shape.intermediate)
+
+
+class Decoder(nn.Module):
+    rope_table: Tensor
+
+    def __init__(self, shape: Shape, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
+        super().__init__()
+
+        def make(*size: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+
+        self.shape = shape
+        self.embed = make(shape.vocab, shape.hidden)
+        self.layers = nn.ModuleList(Layer(shape, make) for _ in range(shape.layers))
+        self.norm = make(shape.hidden)
+        self.head = None if shape.tied else make(shape.vocab, shape.hidden)
+        table = cos_sin_table(shape.rope, shape.head_dim, shape.context, torch.device(device)).to(dtype)
+        self.register_buffer("rope_table", table, persistent=False)
+        # Walking an nn.ModuleList costs more than a small layer's arithmetic; the engine's step walks this instead.
+        self._layers: tuple[Layer, ...] = tuple(self.layers)  # type: ignore[arg-type]
+
+    def initialise(self, generator: torch.Generator, std: float = 0.02) -> "Decoder":
+        """Random weights: norms one, biases zero, matrices normal."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("norm"):
+                    parameter.fill_(1.0)
+                elif parameter.ndim == 1:
+                    parameter.zero_()
+                else:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+        return self
+
+    def forward(self, ids_T: Tensor, positions_T: Tensor, attention: Attention, recompute: bool = False) -> Tensor:
+        """The last layer's normed hidden states [T, D]. `recompute` trades time for memory in the backward pass."""
+        cos, sin = self.rope_table[positions_T].unbind(1)
+        hidden_TD = F.embedding(ids_T, self.embed)
+        for number in range(len(self._layers)):
+            arguments = (number, hidden_TD, cos, sin, attention)
+            hidden_TD = checkpoint(self.layer, *arguments, use_reentrant=False) if recompute else self.layer(*arguments)
+        return self.rms(hidden_TD, self.norm)
+
+    def layer(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        layer, shape = self._layers[number], self.shape
+        qkv = F.linear(self.rms(hidden_TD, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+            qk = torch.cat((self.rms(q, layer.q_norm), self.rms(k, layer.k_norm)), dim=1)
+        else:
+            qk, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
+        q, k = rotate(qk, cos, sin).split((shape.heads, shape.kv_heads), dim=1)
+        hidden_TD = hidden_TD + F.linear(attention(number, q, k, v), layer.out)
+        gate, up = F.linear(self.rms(hidden_TD, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
+        return hidden_TD + F.linear(F.silu(gate) * up, layer.down)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        return F.linear(hidden_RD, self.output_weight)
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self.embed if self.head is None else self.head
+
+    def rms(self, x: Tensor, weight: nn.Parameter) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
