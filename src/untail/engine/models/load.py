@@ -36,15 +36,19 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedModel:
     files = find_model(name)
+    return LoadedModel(load_decoder(files, device, dtype), Tokenizer.load(files.folder, files.gguf))
+
+
+def load_decoder(files: ModelFiles, device: str = "auto", dtype: str = "auto") -> Decoder:
     where = choose_device(device)
     shape, tensors = _read(files)
     decoder = Decoder(shape, where, choose_dtype(dtype, where))
     try:
         check(decoder, tensors)
     except WeightsError as error:
-        raise ModelError(f"{name}: {error}") from None
+        raise ModelError(f"{files.folder}: {error}") from None
     copy_in(decoder, tensors)
-    return LoadedModel(decoder, Tokenizer.load(files.folder, files.gguf))
+    return decoder
 
 
 def _read(files: ModelFiles) -> tuple[Shape, Mapping[str, Tensor]]:

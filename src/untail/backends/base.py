@@ -1,0 +1,106 @@
+"""What the rollout controller asks of an engine, whichever it is.
+
+Invariant: time comes from the backend's clock alone, so that a simulator can run the same controller in virtual time. An
+error is raised to the caller that owns the sequence and to nobody else.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from untail.types import Chunk, SequenceSpec
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""What happens to sequences in a slot: they stay as they are; they run to their end first; they are aborted."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do. A recipe that asks for more is refused when it is loaded."""
+
+    entropy: Literal["exact", "topk", "none"]
+    fork: Literal["cow", "prefix", "none"]  # copy-on-write of a running sequence, or a new request over a cached prefix
+    hidden: bool  # sums of hidden states
+    draft: bool  # drafts from outside, per sequence
+
+
+class Clock(Protocol):
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def timeout(self, seconds: float) -> AbstractAsyncContextManager[Any]:
+        """Raises TimeoutError in its body when the time is over."""
+        ...
+
+
+class RealClock:
+    def now(self) -> float:
+        return time.perf_counter()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def timeout(self, seconds: float) -> AbstractAsyncContextManager[Any]:
+        return asyncio.timeout(seconds)
+
+
+class Backend(Protocol):
+    capabilities: Capabilities
+    clock: Clock
+
+    def generate(self, spec: SequenceSpec) -> AsyncIterator[Chunk]:
+        """Start a sequence and stream its chunks.
+
+        Post: every chunk has at least one token, or an `end`. The stream closes after `stop` (unless `spec.hold`),
+        `length` and `abort`. After `boundary`, and after a held `stop`, it waits until extend, append or release decides.
+        A consumer that goes away aborts its sequence.
+        """
+        ...
+
+    def stream(self, name: str) -> AsyncIterator[Chunk]:
+        """The chunks of a fork's child, under the same rules. Pre: `name` came from `fork` and has no other consumer."""
+        ...
+
+    async def extend(self, name: str, budget: int) -> None:
+        """Go on for `budget` more tokens. Pre: at a boundary."""
+        ...
+
+    async def append(self, name: str, tokens: list[int]) -> None:
+        """The environment's reply: context, not loss. Pre: at a boundary, or stopped and held."""
+        ...
+
+    async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> list[str]:
+        """One child per random stream, each going on where the parent stands. Pre: not finished."""
+        ...
+
+    async def release(self, name: str) -> None:
+        """The end of a sequence at a boundary; its stream closes."""
+        ...
+
+    async def abort(self, names: list[str]) -> None:
+        """The end of sequences wherever they are; their streams close with `abort`. Pre: none is finished."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Post: nothing is computed until `resume`."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        """Post: every token sampled from now on carries `version`. All of it is applied, or none."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Give device memory back: level 1 the KV pool. Sequences stay."""
+        ...
+
+    async def wake(self) -> None: ...
+
+    async def close(self) -> None:
+        """Abort everything and stop."""
+        ...

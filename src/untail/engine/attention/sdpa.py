@@ -1,0 +1,121 @@
+"""Paged attention with torch's SDPA: the reference, and what runs on a CPU.
+
+Invariant: tokens come as the runner packs them: first one token per decoding sequence, shortest context first, then the
+longer chunks one sequence after another. Keys and values of all new tokens are written before any is read.
+
+Decoding sequences of similar length are attended together: their blocks are gathered side by side, and the query heads
+that share a key-value head become rows of one query, so that keys are never repeated.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from untail.engine.blocks import BLOCK, blocks_for
+
+
+class Span(NamedTuple):
+    """One sequence's share of the packed tokens."""
+
+    size: int  # tokens in this step
+    context: int  # tokens it attends to in the end, the new ones included
+    blocks: list[int]
+
+
+class DecodeGroup(NamedTuple):
+    begin: int
+    end: int
+    blocks: Tensor  # [(end - begin) * blocks per sequence]
+    mask: Tensor  # [sequences, 1, 1, padded context], 0 or -inf
+
+
+class PrefillChunk(NamedTuple):
+    begin: int
+    end: int
+    context: int
+    blocks: Tensor | None  # None: no earlier context, attend among the new tokens
+    mask: Tensor | None  # [heads per key-value head * tokens, context]
+
+
+class PagedSdpa:
+    def __init__(self, kv: Tensor, slots_T: Tensor, spans: list[Span], heads_per_kv: int):
+        """`kv` is [layers, 2, blocks, BLOCK, K, D]; `slots_T` says where in it each new token goes."""
+        self.kv = kv
+        self.slots_T = slots_T
+        self.heads_per_kv = heads_per_kv
+        decoding = next((i for i, span in enumerate(spans) if span.size > 1), len(spans))
+        self.groups = [self._group(spans, begin, end) for begin, end in similar_lengths(spans[:decoding])]
+        self.chunks: list[PrefillChunk] = []
+        begin = decoding
+        for span in spans[decoding:]:
+            self.chunks.append(self._chunk(span, begin))
+            begin += span.size
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        keys, values = self.kv[layer]
+        size = keys.shape[-2:]
+        keys.view(-1, *size).index_copy_(0, self.slots_T, k_TKD)
+        values.view(-1, *size).index_copy_(0, self.slots_T, v_TKD)
+        parts = [self._decode(group, q_THD, keys, values) for group in self.groups]
+        parts += [self._prefill(chunk, q_THD, k_TKD, v_TKD, keys, values) for chunk in self.chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(self, group: DecodeGroup, q_THD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        count, (kv_heads, size) = group.end - group.begin, keys.shape[-2:]
+        q = q_THD[group.begin : group.end].reshape(count, kv_heads, self.heads_per_kv, size)
+        k = keys.index_select(0, group.blocks).view(count, -1, kv_heads, size).transpose(1, 2)
+        v = values.index_select(0, group.blocks).view(count, -1, kv_heads, size).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask).reshape(count, -1)
+
+    def _prefill(
+        self, chunk: PrefillChunk, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        new, (kv_heads, size) = slice(chunk.begin, chunk.end), keys.shape[-2:]
+        q = q_THD[new]
+        if chunk.blocks is None:
+            q, k, v = (x.transpose(0, 1)[None] for x in (q, k_TKD[new], v_TKD[new]))
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return out[0].transpose(0, 1).reshape(len(k_TKD[new]), -1)
+        count = len(q)
+        q = q.view(count, kv_heads, self.heads_per_kv, size).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, size)
+        k = keys.index_select(0, chunk.blocks).view(-1, kv_heads, size)[: chunk.context].transpose(0, 1)[None]
+        v = values.index_select(0, chunk.blocks).view(-1, kv_heads, size)[: chunk.context].transpose(0, 1)[None]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask)
+        return out.view(kv_heads, self.heads_per_kv, count, size).permute(2, 0, 1, 3).reshape(count, -1)
+
+    def _group(self, spans: list[Span], begin: int, end: int) -> DecodeGroup:
+        members = spans[begin:end]
+        width = max(blocks_for(span.context) for span in members)
+        table = [span.blocks[:width] + [0] * (width - len(span.blocks)) for span in members]
+        contexts = torch.tensor([[span.context] for span in members])
+        beyond = torch.arange(width * BLOCK) >= contexts
+        mask = torch.zeros(beyond.shape, dtype=self.kv.dtype).masked_fill_(beyond, float("-inf"))
+        blocks = torch.tensor(table).flatten()
+        return DecodeGroup(begin, end, blocks.to(self.kv.device), mask[:, None, None, :].to(self.kv.device))
+
+    def _chunk(self, span: Span, begin: int) -> PrefillChunk:
+        end = begin + span.size
+        if span.size == span.context:
+            return PrefillChunk(begin, end, span.context, None, None)
+        first = span.context - span.size
+        allowed = torch.arange(span.context) <= torch.arange(first, span.context)[:, None]
+        blocks = torch.tensor(span.blocks[: blocks_for(span.context)], device=self.kv.device)
+        return PrefillChunk(begin, end, span.context, blocks, allowed.repeat(self.heads_per_kv, 1).to(self.kv.device))
+
+
+def similar_lengths(spans: list[Span]) -> list[tuple[int, int]]:
+    """Cut the spans (shortest context first) into runs whose longest is not much longer than their shortest.
+
+    Gathering padding costs time in proportion to its tokens, a further group costs a few calls: half as much again, or
+    four blocks, is where the two meet on a CPU.
+    """
+    runs: list[tuple[int, int]] = []
+    begin = 0
+    for index, span in enumerate(spans):
+        shortest = blocks_for(spans[begin].context)
+        if blocks_for(span.context) > max(shortest * 3 // 2, shortest + 4):
+            runs.append((begin, index))
+            begin = index
+    return [*runs, (begin, len(spans))] if spans else []

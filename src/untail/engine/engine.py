@@ -1,0 +1,269 @@
+"""The native engine: sequences in, chunks of tokens out, one step at a time.
+
+Invariant: between two calls every sequence is in exactly one of the scheduler's places, its blocks are accounted for
+(`check_integrity`), and an operation that raises has changed nothing. The engine is synchronous and owned by one thread;
+backends/native.py makes it asynchronous.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from untail.config import EngineConfig
+from untail.engine import weights
+from untail.engine.blocks import BLOCK, BlockPool, blocks_for
+from untail.engine.models.decoder import Decoder
+from untail.engine.prefix import PrefixCache
+from untail.engine.runner import Result, Runner
+from untail.engine.scheduler import Counts, Scheduler, Work
+from untail.engine.sequence import Sequence, State
+from untail.engine.validate import Limits, check_temperature
+from untail.errors import RequestError, SequenceStateError
+from untail.types import Chunk, End, SequenceSpec
+
+Decode = Callable[[list[int]], str]
+
+
+class StepFailed(Exception):
+    """A step raised; the sequences that were in it are gone, all others are as they were."""
+
+    def __init__(self, sequences: list[str], error: Exception):
+        super().__init__(f"a step with {len(sequences)} sequences failed: {type(error).__name__}: {error}")
+        self.sequences = sequences
+
+
+class Engine:
+    def __init__(self, decoder: Decoder, config: EngineConfig, decode: Decode | None = None):
+        """`decode` turns token ids to text; only sequences with stop strings need it."""
+        context = min(config.context or decoder.shape.context, decoder.shape.context)
+        blocks = config.kv_blocks or int(config.kv_gib * 2**30) // Runner.block_bytes(decoder)
+        if blocks < 1:
+            raise RequestError(
+                f"engine.kv_gib = {config.kv_gib} does not hold one KV block of {Runner.block_bytes(decoder)} bytes; raise it"
+            )
+        self.decoder = decoder
+        self.config = config
+        self.version = 0
+        self.limits = Limits(decoder.shape, context, blocks, decode is not None)
+        self.prefix = PrefixCache(config.prefix_cache)
+        self.pool = BlockPool(blocks, self.prefix.forget)
+        self.scheduler = Scheduler(self.pool, self.prefix, config.max_seqs, config.max_batch_tokens)
+        self.runner = Runner(decoder, blocks)
+        self._decode = decode
+        self._sequences: dict[str, Sequence] = {}
+        self._forks = 0
+
+    @property
+    def counts(self) -> Counts:
+        return self.scheduler.counts
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.returning or self.scheduler.new)
+
+    @property
+    def in_flight(self) -> bool:
+        """Something has begun and neither ended nor come to a boundary."""
+        return bool(self.scheduler.running or self.scheduler.returning)
+
+    def names(self) -> list[str]:
+        return list(self._sequences)
+
+    def is_alive(self, name: str) -> bool:
+        return name in self._sequences
+
+    def admit_new(self, admits: bool) -> None:
+        """Whether sequences that have not begun may begin."""
+        self.scheduler.admits_new = admits
+
+    def add(self, spec: SequenceSpec) -> None:
+        if spec.id in self._sequences:
+            raise RequestError(f"sequence {spec.id!r} exists already; ids must be unique while a sequence lives")
+        self.limits.check_spec(spec)
+        sequence = Sequence(spec)
+        self._sequences[spec.id] = sequence
+        self.scheduler.add(sequence)
+
+    def step(self) -> list[tuple[str, Chunk]]:
+        """Compute one batch; the chunks that are full, and the last chunk of every sequence that came to an end."""
+        plan = self.scheduler.plan()
+        if not plan.work:
+            return []
+        try:
+            result = self.runner.run(plan)
+        except Exception as error:
+            raise self._fail(plan.work, error) from error
+        for sequence, count in plan.work:
+            sequence.computed += count
+        self.counts.steps += 1
+        self.counts.sampled += len(result.sampling)
+        return self._deliver(result)
+
+    def extend(self, name: str, budget: int) -> None:
+        """A sequence at its boundary goes on, resident as it is."""
+        sequence = self._at_boundary(name, "extend")
+        if sequence.turn_over:
+            raise SequenceStateError(
+                f"sequence {name!r} ended its turn; append a reply or release it, do not extend it"
+            )
+        self.limits.check_budget(name, len(sequence.tokens), budget)
+        sequence.budget += budget
+        self.scheduler.resume(sequence)
+
+    def append(self, name: str, tokens: list[int]) -> None:
+        """An environment's reply: context for what follows. The sequence goes on if it has budget left."""
+        sequence = self._at_boundary(name, "append to")
+        if not tokens:
+            raise RequestError(f"sequence {name!r}: the reply is empty; append at least one token")
+        self.limits.check_tokens(tokens, f"the reply to sequence {name!r}")
+        length = len(sequence.tokens) + len(tokens)
+        if length >= self.limits.context:
+            raise RequestError(
+                f"sequence {name!r} would have {length} tokens with the reply, but the context holds {self.limits.context} "
+                "with at least one to generate; shorten the reply or release the sequence"
+            )
+        self.limits.check_budget(name, length, max(sequence.budget, 1))
+        sequence.tokens += tokens
+        sequence.turn_over = False
+        if sequence.budget:
+            self.scheduler.resume(sequence)
+
+    def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> list[str]:
+        """Children that share the parent's blocks until they write; each goes on where the parent stands."""
+        parent = self._find(name)
+        temperatures = temperatures or [parent.spec.sampling.temperature] * len(streams)
+        if len(temperatures) != len(streams) or not streams:
+            raise RequestError(
+                f"fork of {name!r}: {len(streams)} streams and {len(temperatures)} temperatures; give one of each per child"
+            )
+        for temperature in temperatures:
+            check_temperature(name, temperature)
+        return [self._fork(parent, *pair) for pair in zip(streams, temperatures, strict=True)]
+
+    def release(self, name: str) -> None:
+        """The end of a sequence at a boundary."""
+        self._drop(self._at_boundary(name, "release"))
+
+    def abort(self, name: str) -> Chunk:
+        """End a sequence wherever it is; what it had generated since its last chunk comes back."""
+        sequence = self._find(name)
+        self._drop(sequence)
+        sequence.chunk.end = "abort"
+        return sequence.emit()
+
+    def load_weights(self, source: weights.Source, version: int) -> None:
+        weights.update(self.decoder, source, self.version, version)
+        self.version = self.prefix.version = version
+        if self.config.kv_after_update == "recompute":
+            self.scheduler.evict_all()
+        else:
+            for sequence in self._sequences.values():
+                sequence.mixed_kv = sequence.computed > 0
+
+    def sleep(self) -> None:
+        """Give the KV pool's memory back; sequences stay and are computed again after `wake`."""
+        self.scheduler.evict_all()
+        self.prefix.clear()
+        self.runner.free()
+
+    def wake(self) -> None:
+        if self.runner.kv is None:
+            self.runner.allocate()
+
+    def check_integrity(self) -> None:
+        """Every block and every sequence is where it should be; raises AssertionError if not."""
+        entries = Counter(block for sequence in self._sequences.values() for block in sequence.blocks)
+        for block in range(self.pool.total):
+            assert self.pool.references[block] == entries[block], f"block {block}: references differ from table entries"
+            assert self.pool.is_free(block) == (entries[block] == 0), f"block {block}: free and held at once"
+        scheduler = self.scheduler
+        places = [*scheduler.running, *scheduler.returning, *scheduler.new, *scheduler.resting.values()]
+        assert sorted(s.id for s in places) == sorted(self._sequences), "a sequence is in no place or in two"
+        assert all(s.state is State.RUNNING for s in scheduler.running)
+        assert all(s.state is State.WAITING for s in [*scheduler.returning, *scheduler.new])
+        assert all(s.state is State.BOUNDARY for s in scheduler.resting.values())
+        assert len(scheduler.running) <= scheduler.max_seqs
+        for sequence in places:
+            assert sequence.computed < len(sequence.tokens) <= self.limits.context
+            assert blocks_for(sequence.computed) <= len(sequence.blocks) <= blocks_for(len(sequence.tokens))
+            assert len(sequence.path) * BLOCK <= sequence.computed
+
+    def _deliver(self, result: Result) -> list[tuple[str, Chunk]]:
+        delivered = []
+        for row, sequence in enumerate(result.sampling):
+            hidden = result.hidden_RD[row].float().cpu() if sequence.spec.hidden else None
+            sequence.take(result.sampled.tokens[row], result.sampled.figures[row], self.version, hidden)
+            end = self._end_of(sequence)
+            if end is not None:
+                self._close(sequence, end)
+            if end is not None or len(sequence.chunk.tokens) >= sequence.spec.chunk:
+                delivered.append((sequence.id, sequence.emit()))
+        return delivered
+
+    def _end_of(self, sequence: Sequence) -> End | None:
+        sampling = sequence.spec.sampling
+        if sequence.tokens[-1] in sampling.stop_ids or (sampling.stop_strings and self._at_stop_string(sequence)):
+            return "stop"
+        if len(sequence.tokens) == self.limits.context:
+            return "length"
+        return "boundary" if sequence.budget == 0 else None
+
+    def _at_stop_string(self, sequence: Sequence) -> bool:
+        assert self._decode is not None
+        strings = sequence.spec.sampling.stop_strings
+        # A token is at least one byte and a character at most four, so this many tokens hold the longest string.
+        window = 4 * max(map(len, strings)) + 4
+        begin = max(sequence.prompt_length, len(sequence.tokens) - window)
+        text = self._decode(sequence.tokens[begin:])
+        return any(string in text for string in strings)
+
+    def _close(self, sequence: Sequence, end: End) -> None:
+        sequence.chunk.end = end
+        sequence.turn_over = end == "stop"
+        if end == "boundary" or (end == "stop" and sequence.spec.hold):
+            self.scheduler.rest(sequence)
+        else:
+            self._drop(sequence)
+
+    def _fork(self, parent: Sequence, stream: int, temperature: float) -> str:
+        self._forks += 1
+        name = f"{parent.id}/{self._forks}"
+        sampling = replace(parent.spec.sampling, temperature=temperature)
+        child = Sequence(replace(parent.spec, id=name, stream=stream, sampling=sampling))
+        child.tokens, child.blocks, child.path = list(parent.tokens), list(parent.blocks), list(parent.path)
+        child.budget, child.computed, child.furthest = parent.budget, parent.computed, parent.furthest
+        child.mixed_kv, child.turn_over = parent.mixed_kv, parent.turn_over
+        for block in child.blocks:
+            self.pool.share(block)
+        self._sequences[name] = child
+        if parent.state is State.BOUNDARY:
+            self.scheduler.add_resting(child)
+        else:
+            self.scheduler.resume(child)
+        return name
+
+    def _fail(self, work: list[Work], error: Exception) -> "StepFailed":
+        """A step raised: its sequences end, and nothing that it may have half-written is found again."""
+        self.prefix.clear()
+        for sequence, _ in work:
+            self._drop(sequence)
+        return StepFailed([sequence.id for sequence, _ in work], error)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        del self._sequences[sequence.id]
+
+    def _find(self, name: str) -> Sequence:
+        if name not in self._sequences:
+            raise SequenceStateError(
+                f"sequence {name!r} is unknown: never added, or finished, released or aborted already"
+            )
+        return self._sequences[name]
+
+    def _at_boundary(self, name: str, verb: str) -> Sequence:
+        sequence = self._find(name)
+        if sequence.state is not State.BOUNDARY:
+            raise SequenceStateError(
+                f"cannot {verb} sequence {name!r}: it is {sequence.state.value}, not at a boundary"
+            )
+        return sequence

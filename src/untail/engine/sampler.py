@@ -1,0 +1,123 @@
+"""From logits to tokens, with everything RL wants to know about each, in one pass and one copy to the host.
+
+Invariant: a token depends on its logits, its parameters and its random stream at its position, and on nothing else: not
+on the batch it was sampled in. `policy_logprob`, `entropy` and `p_eos` are the policy's (the training temperature,
+nothing truncated); `behaviour_logprob` is what the token was really drawn from.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from untail.engine.sequence import Sequence
+
+_MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed 64-bit number
+_MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+_GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
+
+
+class Sampled(NamedTuple):
+    """Host lists, one entry per row."""
+
+    tokens: list[int]
+    figures: list[tuple[float, float, float, float]]  # policy log-prob, behaviour log-prob, entropy, p(eos)
+
+
+def sample(logits_RV: Tensor, sequences: list[Sequence]) -> Sampled:
+    """Draw the next token of each row's sequence."""
+    logits_RV = logits_RV.float()
+    device = logits_RV.device
+    policy_RV = log_softmax_at(logits_RV, [s.spec.sampling.policy_temperature for s in sequences])
+    probs_RV = policy_RV.exp()
+    entropy_R = -(probs_RV * policy_RV).sum(-1)
+    behaviour_RV = behaviour_log_probs(logits_RV, policy_RV, sequences)
+    drawn_from = probs_RV if behaviour_RV is policy_RV else behaviour_RV.exp()
+    streams = torch.tensor([s.spec.stream for s in sequences], device=device)
+    positions = torch.tensor([len(s.tokens) for s in sequences], device=device)
+    tokens_R = draw(drawn_from, uniform(streams, positions))
+    columns = torch.stack(
+        (
+            tokens_R.double(),
+            policy_RV.gather(-1, tokens_R[:, None])[:, 0].double(),
+            behaviour_RV.gather(-1, tokens_R[:, None])[:, 0].double(),
+            entropy_R.double(),
+            stop_probability(probs_RV, sequences).double(),
+        )
+    ).tolist()
+    return Sampled([int(token) for token in columns[0]], list(zip(*columns[1:], strict=True)))
+
+
+def uniform(streams_R: Tensor, positions_R: Tensor) -> Tensor:
+    """A float64 in [0, 1) for each (stream, position): splitmix64, in torch's wrapping int64 arithmetic."""
+    x = streams_R + positions_R * _GOLDEN
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    x = x ^ _shift_right(x, 31)
+    return _shift_right(x, 11).double() * 2.0**-53
+
+
+def draw(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """Invert the cumulative distribution, in vocabulary order; float64, so that no tail of the vocabulary is lost."""
+    cumulative = probs_RV.cumsum(-1, dtype=torch.float64)
+    target = uniform_R[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_max(probs_RV.shape[-1] - 1)
+
+
+def behaviour_log_probs(logits_RV: Tensor, policy_RV: Tensor, sequences: list[Sequence]) -> Tensor:
+    """The policy's own tensor where every row samples from the policy; else a copy with the other rows replaced."""
+    others = [row for row, sequence in enumerate(sequences) if not sequence.behaves_as_policy]
+    if not others:
+        return policy_RV
+    behaviour_RV = policy_RV.clone()
+    greedy = [row for row in others if sequences[row].spec.sampling.temperature == 0]
+    tempered = [row for row in others if sequences[row].spec.sampling.temperature > 0]
+    if greedy:
+        behaviour_RV[greedy] = greedy_log_probs(logits_RV[greedy])
+    if tempered:
+        behaviour_RV[tempered] = truncated_log_probs(logits_RV[tempered], [sequences[row] for row in tempered])
+    return behaviour_RV
+
+
+def greedy_log_probs(logits_RV: Tensor) -> Tensor:
+    """All the probability on the best token."""
+    best = logits_RV.argmax(-1, keepdim=True)
+    return torch.full_like(logits_RV, float("-inf")).scatter_(-1, best, 0.0)
+
+
+def truncated_log_probs(logits_RV: Tensor, sequences: list[Sequence]) -> Tensor:
+    """Temperature, then min-p, top-k and top-p on the tempered distribution, then renormalised."""
+    sampling = [sequence.spec.sampling for sequence in sequences]
+    column = lambda values: torch.tensor(values, device=logits_RV.device)[:, None]
+    logp_RV = log_softmax_at(logits_RV, [s.temperature for s in sampling])
+    sorted_RV, order = logp_RV.sort(dim=-1, descending=True, stable=True)
+    probs = sorted_RV.exp()
+    rank = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
+    keep = rank < column([s.top_k or logits_RV.shape[-1] for s in sampling])
+    keep &= sorted_RV >= sorted_RV[:, :1] + column([s.min_p for s in sampling]).log()
+    # A token stays while those before it have less than top-p together: the one that crosses the line is kept.
+    keep &= (probs.cumsum(-1) - probs < column([s.top_p for s in sampling])) | (rank == 0)
+    kept = torch.zeros_like(keep).scatter_(-1, order, keep)
+    return logp_RV.masked_fill(~kept, float("-inf")).log_softmax(-1)
+
+
+def log_softmax_at(logits_RV: Tensor, temperatures: list[float]) -> Tensor:
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits_RV = logits_RV / torch.tensor(temperatures, device=logits_RV.device)[:, None]
+    return logits_RV.log_softmax(-1)
+
+
+def stop_probability(probs_RV: Tensor, sequences: list[Sequence]) -> Tensor:
+    """The sum over each row's stop ids."""
+    stops = [sequence.spec.sampling.stop_ids for sequence in sequences]
+    if all(ids == stops[0] for ids in stops):
+        return probs_RV[:, list(stops[0])].sum(-1)
+    rows = [row for row, ids in enumerate(stops) for _ in ids]
+    columns = [token for ids in stops for token in ids]
+    total = torch.zeros(len(stops), device=probs_RV.device)
+    return total.index_add_(0, torch.tensor(rows, device=total.device), probs_RV[rows, columns])
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """The logical shift that torch's arithmetic one is not."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

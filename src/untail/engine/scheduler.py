@@ -1,0 +1,196 @@
+"""Which sequences compute how many tokens in the next step.
+
+Invariant: work in a slot goes before work that returns (preempted, extended, forked), and that before new work; the
+oldest sequence in a slot can take every other's blocks, so something always moves. What rests at a boundary loses its
+blocks first, then what waits, then the youngest in a slot. Nothing is reserved for a worst case.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from untail.engine.blocks import BLOCK, BlockPool, blocks_for
+from untail.engine.prefix import PrefixCache
+from untail.engine.sequence import Sequence, State
+
+
+class Work(NamedTuple):
+    sequence: Sequence
+    size: int  # tokens to compute, from sequence.computed on
+
+
+@dataclass
+class Plan:
+    work: list[Work] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to) blocks: copy-on-write, before the forward
+
+
+@dataclass
+class Counts:
+    """Tokens, since the engine began. What is computed is fresh, or computed again after an eviction or an update."""
+
+    computed: int = 0
+    recomputed_after_eviction: int = 0
+    recomputed_after_update: int = 0
+    prefix_hits: int = 0
+    sampled: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, prefix: PrefixCache, max_seqs: int, max_batch_tokens: int):
+        self.pool = pool
+        self.prefix = prefix
+        self.max_seqs = max_seqs
+        self.max_batch_tokens = max_batch_tokens
+        self.counts = Counts()
+        self.admits_new = True
+        self.running: list[Sequence] = []
+        self.returning: deque[Sequence] = deque()
+        self.new: deque[Sequence] = deque()
+        self.resting: OrderedDict[str, Sequence] = OrderedDict()  # at a boundary, longest there first
+
+    def add(self, sequence: Sequence) -> None:
+        self.new.append(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """From a boundary, or fresh from a fork."""
+        self.resting.pop(sequence.id, None)
+        sequence.state = State.WAITING
+        self.returning.append(sequence)
+
+    def rest(self, sequence: Sequence) -> None:
+        """It leaves its slot and keeps its blocks for as long as nobody needs them."""
+        self._leave(sequence)
+        self.add_resting(sequence)
+
+    def add_resting(self, sequence: Sequence) -> None:
+        sequence.state = State.BOUNDARY
+        self.resting[sequence.id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        self.evict(sequence)
+        sequence.state = State.FINISHED
+
+    def evict(self, sequence: Sequence) -> None:
+        sequence.lost_to_update = False
+        for block in sequence.drop_kv():
+            self.pool.release(block)
+
+    def evict_all(self) -> None:
+        """Every key and value is void; what was in a slot returns in order, ahead of everything else."""
+        for sequence in [*self.resting.values(), *self.returning, *self.running]:
+            self.evict(sequence)
+            sequence.lost_to_update = True
+        for sequence in reversed(self.running):
+            sequence.state = State.WAITING
+            self.returning.appendleft(sequence)
+        self.running.clear()
+
+    def plan(self) -> Plan:
+        plan, room = Plan(), self.max_batch_tokens
+        for sequence in list(self.running):
+            count = min(sequence.wanted, room)
+            # A sequence planned earlier in this step may have taken its blocks: then it is not running any more.
+            if count and sequence.state is State.RUNNING and self._reserve(sequence, count, plan):
+                self._commit(sequence, count, plan)
+                room -= count
+        for queue in (self.returning, self.new) if self.admits_new else (self.returning,):
+            while queue and room and len(self.running) < self.max_seqs:
+                count = self._admit(queue[0], room, plan)
+                if count == 0:
+                    return plan
+                queue.popleft()
+                room -= count
+        return plan
+
+    def _admit(self, sequence: Sequence, room: int, plan: Plan) -> int:
+        """Give it a slot if its next tokens find blocks without taking any from a slot; the tokens planned, or 0."""
+        fresh = not sequence.blocks
+        if fresh:
+            self._match_prefix(sequence)
+        count = min(sequence.wanted, room)
+        if not self._reserve(sequence, count, plan, from_slots=False):
+            if fresh:
+                self.evict(sequence)
+            return 0
+        sequence.state = State.RUNNING
+        self.running.append(sequence)
+        self._commit(sequence, count, plan)
+        return count
+
+    def _match_prefix(self, sequence: Sequence) -> None:
+        sequence.blocks, sequence.path = self.prefix.match(sequence.tokens)
+        for block in sequence.blocks:
+            self.pool.share(block)
+        sequence.computed = len(sequence.blocks) * BLOCK
+
+    def _commit(self, sequence: Sequence, count: int, plan: Plan) -> None:
+        self._count(sequence, count)
+        plan.work.append(Work(sequence, count))
+        if not sequence.mixed_kv:
+            # Cached already now: a sibling planned later in this very step may share these blocks, since every layer
+            # writes all new keys and values before any is read.
+            self.prefix.insert(sequence.path, sequence.tokens, sequence.blocks, (sequence.computed + count) // BLOCK)
+
+    def _count(self, sequence: Sequence, count: int) -> None:
+        end = sequence.computed + count
+        again = max(0, min(end, sequence.furthest) - sequence.computed)
+        self.counts.computed += count
+        if sequence.lost_to_update:
+            self.counts.recomputed_after_update += again
+        else:
+            self.counts.recomputed_after_eviction += again
+        self.counts.prefix_hits += max(0, sequence.computed - sequence.furthest)
+        sequence.furthest = max(sequence.furthest, end)
+
+    def _reserve(self, sequence: Sequence, count: int, plan: Plan, from_slots: bool = True) -> bool:
+        """Blocks for its next `count` tokens, its own where it writes; False if they cannot be had in this step."""
+        first = sequence.computed // BLOCK
+        shared = first < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[first])
+        needed = blocks_for(sequence.computed + count) - len(sequence.blocks) + shared
+        while self.pool.free < needed:
+            if not self._take_blocks(sequence, plan, from_slots):
+                return False
+        if shared and self.pool.is_shared(sequence.blocks[first]):
+            copy = self.pool.allocate()
+            plan.copies.append((sequence.blocks[first], copy))
+            self.pool.release(sequence.blocks[first])
+            sequence.blocks[first] = copy
+        while len(sequence.blocks) < blocks_for(sequence.computed + count):
+            sequence.blocks.append(self.pool.allocate())
+        return True
+
+    def _take_blocks(self, needy: Sequence, plan: Plan, from_slots: bool) -> bool:
+        """Evict one sequence other than `needy`; False if there is none that may be."""
+        for sequence in chain(self.resting.values(), reversed(self.returning)):
+            if sequence.blocks and sequence is not needy:
+                self.evict(sequence)
+                self.counts.preemptions += 1
+                return True
+        if from_slots:
+            planned = {id(work.sequence) for work in plan.work}
+            for sequence in reversed(self.running):
+                if id(sequence) not in planned and sequence is not needy:
+                    self._preempt(sequence)
+                    return True
+        return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.evict(sequence)
+        sequence.state = State.WAITING
+        self.returning.appendleft(sequence)
+        self.counts.preemptions += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        match sequence.state:
+            case State.RUNNING:
+                self.running.remove(sequence)
+            case State.BOUNDARY:
+                del self.resting[sequence.id]
+            case State.WAITING:
+                (self.returning if sequence in self.returning else self.new).remove(sequence)

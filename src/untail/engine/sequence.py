@@ -1,0 +1,86 @@
+"""One sequence in the engine.
+
+Invariant: `tokens` is everything known (prompt, sampled tokens, an environment's replies), `computed` of them have their
+keys and values in `blocks`. Prefill, decode, recompute and verification are one thing: let the second catch up with the
+first. A sequence that has caught up samples its next token.
+"""
+
+from enum import Enum
+from typing import Any
+
+from untail.types import Chunk, SequenceSpec
+
+
+class State(Enum):
+    WAITING = "waiting"  # for a slot
+    RUNNING = "running"  # in a slot
+    BOUNDARY = "at a boundary"  # its budget is used up or its turn is over: extend, append or release decides
+    FINISHED = "finished"
+
+
+class Sequence:
+    __slots__ = (
+        "behaves_as_policy",
+        "blocks",
+        "budget",
+        "chunk",
+        "computed",
+        "furthest",
+        "id",
+        "lost_to_update",
+        "mixed_kv",
+        "path",
+        "prompt_length",
+        "spec",
+        "state",
+        "tokens",
+        "turn_over",
+    )
+
+    def __init__(self, spec: SequenceSpec):
+        self.id = spec.id
+        self.spec = spec
+        self.tokens = list(spec.tokens)
+        self.prompt_length = len(spec.tokens)
+        self.state = State.WAITING
+        self.budget = spec.budget  # model tokens still allowed before the next boundary
+        self.turn_over = False  # stopped, and held for the environment's reply
+        self.computed = 0
+        self.furthest = 0  # the most that was ever computed: what is below it is computed again, not anew
+        self.lost_to_update = False  # why it is computed again, if it is: new weights, or no room
+        self.blocks: list[int] = []
+        self.path: list[int] = []  # prefix-cache nodes of its full blocks
+        self.mixed_kv = False  # holds keys and values of more than one weight version
+        self.chunk = Chunk()
+        sampling = spec.sampling
+        untruncated = sampling.top_p == 1.0 and sampling.top_k == 0 and sampling.min_p == 0.0
+        self.behaves_as_policy = untruncated and sampling.temperature == sampling.policy_temperature
+
+    @property
+    def wanted(self) -> int:
+        """Tokens to compute before it can sample."""
+        return len(self.tokens) - self.computed
+
+    def drop_kv(self) -> list[int]:
+        """Forget all keys and values; the blocks to release, last first, so that a prefix outlives its continuation."""
+        blocks = self.blocks[::-1]
+        self.blocks, self.path, self.computed, self.mixed_kv = [], [], 0, False
+        return blocks
+
+    def take(self, token: int, figures: tuple[float, float, float, float], version: int, hidden: Any) -> None:
+        chunk = self.chunk
+        self.tokens.append(token)
+        self.budget -= 1
+        chunk.tokens.append(token)
+        chunk.policy_logprob.append(figures[0])
+        chunk.behaviour_logprob.append(figures[1])
+        chunk.entropy.append(figures[2])
+        chunk.p_eos.append(figures[3])
+        chunk.version.append(version)
+        chunk.mixed_kv.append(self.mixed_kv)
+        if hidden is not None:
+            chunk.hidden_sum = hidden if chunk.hidden_sum is None else chunk.hidden_sum + hidden
+
+    def emit(self) -> Chunk:
+        chunk, self.chunk = self.chunk, Chunk()
+        return chunk

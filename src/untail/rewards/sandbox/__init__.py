@@ -1,0 +1,1 @@
+"""Code that a fresh `python -I` runs: standard library only, nothing of untail."""

@@ -1,0 +1,144 @@
+"""Random operations in random order: the block manager and the scheduler never lose a block or a sequence.
+
+The decoder is replaced by a runner that draws tokens without computing anything, so that hundreds of long runs are cheap;
+everything else is the real engine.
+"""
+
+import random
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.helpers.models import FAMILIES
+from tests.helpers.running import spec
+from untail.config import EngineConfig
+from untail.engine.blocks import BLOCK
+from untail.engine.engine import Engine
+from untail.engine.models.decoder import Decoder
+from untail.engine.runner import Result
+from untail.engine.sampler import Sampled
+from untail.engine.scheduler import Plan
+from untail.engine.sequence import State
+from untail.types import SamplingParams
+
+EOS = 0
+
+
+class ShadowRunner:
+    """Keeps, for every slot of the pool, which token history was 'computed' into it, and checks what is read."""
+
+    def __init__(self, blocks: int):
+        self.slots: list[tuple[int, ...] | None] = [None] * (blocks * BLOCK)
+        self.random = random.Random(0)
+        self.kv = object()
+
+    def run(self, plan: Plan) -> Result:
+        for source, target in plan.copies:
+            self.slots[target * BLOCK : (target + 1) * BLOCK] = self.slots[source * BLOCK : (source + 1) * BLOCK]
+        written: set[int] = set()
+        for sequence, size in plan.work:
+            for position in range(sequence.computed, sequence.computed + size):
+                slot = sequence.blocks[position // BLOCK] * BLOCK + position % BLOCK
+                assert slot not in written, "two sequences write one slot in one step"
+                written.add(slot)
+                self.slots[slot] = tuple(sequence.tokens[: position + 1])
+        sampling = []
+        for sequence, size in plan.work:
+            for position in range(sequence.computed + size):
+                slot = sequence.blocks[position // BLOCK] * BLOCK + position % BLOCK
+                assert self.slots[slot] == tuple(sequence.tokens[: position + 1]), "a sequence reads another's history"
+            if sequence.wanted == size:
+                sampling.append(sequence)
+        tokens = [self.random.randrange(0, 4) for _ in sampling]
+        return Result(sampling, Sampled(tokens, [(0.0, 0.0, 0.0, 0.0)] * len(tokens)), torch.zeros(len(tokens), 1))
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        config = EngineConfig(kv_blocks=10, max_seqs=4, max_batch_tokens=24, context=96)
+        self.engine = Engine(Decoder(FAMILIES["llama"]), config)
+        self.engine.runner = ShadowRunner(10)
+        self.made = 0
+
+    def sequences(self, *states: State) -> list[str]:
+        return [s.id for s in self.engine._sequences.values() if not states or s.state in states]
+
+    def pick(self, data, *states: State) -> str:
+        return data.draw(st.sampled_from(self.sequences(*states)))
+
+    @rule(length=st.integers(1, 60), budget=st.integers(1, 40), hold=st.booleans(), alike=st.booleans())
+    def add(self, length, budget, hold, alike):
+        self.made += 1
+        tokens = [1 + (i if alike else i * self.made) % 150 for i in range(length)]
+        sampling = SamplingParams(stop_ids=(EOS,))
+        self.engine.add(spec(f"s{self.made}", tokens, budget, sampling=sampling, hold=hold, chunk=5))
+
+    @rule(steps=st.integers(1, 12))
+    def step(self, steps):
+        for _ in range(steps):
+            self.engine.step()
+            self.engine.check_integrity()
+
+    @precondition(lambda self: self.sequences())
+    @rule(data=st.data(), children=st.integers(1, 5))
+    def fork(self, data, children):
+        free = self.engine.pool.free
+        self.engine.fork(self.pick(data), list(range(children)))
+        assert self.engine.pool.free == free, "a fork took a block before anybody wrote"
+
+    @precondition(lambda self: self.sequences(State.BOUNDARY))
+    @rule(data=st.data(), budget=st.integers(1, 30), reply=st.integers(1, 20))
+    def go_on(self, data, budget, reply):
+        name = self.pick(data, State.BOUNDARY)
+        sequence = self.engine._sequences[name]
+        if sequence.turn_over:
+            if len(sequence.tokens) + reply < 96:
+                self.engine.append(name, [7] * reply)
+        else:
+            self.engine.extend(name, budget)
+
+    @precondition(lambda self: self.sequences())
+    @rule(data=st.data())
+    def abort(self, data):
+        self.engine.abort(self.pick(data))
+
+    @precondition(lambda self: self.sequences(State.BOUNDARY))
+    @rule(data=st.data())
+    def release(self, data):
+        self.engine.release(self.pick(data, State.BOUNDARY))
+
+    @precondition(lambda self: self.engine.scheduler.running)
+    @rule()
+    def preempt(self):
+        self.engine.scheduler._preempt(self.engine.scheduler.running[-1])
+
+    @rule(keep=st.booleans())
+    def update_weights(self, keep):
+        self.engine.config = self.engine.config.model_copy(
+            update={"kv_after_update": "keep" if keep else "recompute"}
+        )
+        self.engine.load_weights(None, self.engine.version + 1)
+
+    @invariant()
+    def integrity(self):
+        self.engine.check_integrity()
+
+    def teardown(self):
+        """Whatever happened, everything can still be finished and every block comes home."""
+        for _ in range(2000):
+            if not self.engine.has_work:
+                break
+            self.engine.step()
+        assert not self.engine.has_work, "work that never ends"
+        for name in self.engine.names():
+            self.engine.release(name)
+        assert self.engine.pool.free == self.engine.pool.total
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=500, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEngineMachine = EngineMachine.TestCase

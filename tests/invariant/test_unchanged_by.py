@@ -1,0 +1,170 @@
+"""Tokens depend on the prompt, the weights, the parameters and the random stream, and on nothing else.
+
+Every test makes the same sequences in some other way and compares them, greedy and sampled, with sequences made alone.
+"""
+
+import pytest
+
+from tests.helpers.equality import assert_same
+from tests.helpers.running import GREEDY, finish, join, spec
+from untail.config import EngineConfig
+from untail.engine.engine import Engine
+from untail.types import Chunk, SamplingParams
+
+SAMPLED = SamplingParams(temperature=1.0)
+SHARED = [5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 2, 7, 9, 5, 0, 2, 8, 8, 4, 1, 9]
+PROMPTS = [[*SHARED, 71], [*SHARED, 69, 39], [17, 21, 33], list(range(100, 160)), [1] * 16]
+BUDGET = 80
+
+
+@pytest.fixture(params=["greedy", "sampled"])
+def sampling(request):
+    return GREEDY if request.param == "greedy" else SAMPLED
+
+
+@pytest.fixture
+def alone(family_decoder, sampling):
+    """Each prompt's tokens when nothing else is going on."""
+    results = []
+    for number, prompt in enumerate(PROMPTS):
+        engine = Engine(family_decoder, EngineConfig(kv_blocks=64, prefix_cache=False))
+        engine.add(spec("x", prompt, BUDGET, stream=number, sampling=sampling))
+        results.append(finish(engine)["x"].tokens)
+    return results
+
+
+def start(decoder, sampling, budget=BUDGET, **config) -> Engine:
+    engine = Engine(decoder, EngineConfig(**{"kv_blocks": 128, **config}))
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(spec(str(number), prompt, budget, stream=number, sampling=sampling))
+    return engine
+
+
+def compare(decoder, sampling, alone, results, what):
+    for number, prompt in enumerate(PROMPTS):
+        stream = None if sampling is GREEDY else number
+        assert_same(decoder, prompt, alone[number], results[str(number)].tokens, what, stream)
+
+
+def test_batch_composition(family_decoder, sampling, alone):
+    compare(family_decoder, sampling, alone, finish(start(family_decoder, sampling)), "batch")
+
+
+def test_few_slots(family_decoder, sampling, alone):
+    compare(family_decoder, sampling, alone, finish(start(family_decoder, sampling, max_seqs=2)), "two slots")
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 16, 33])
+def test_chunked_prefill(family_decoder, sampling, alone, tokens):
+    engine = start(family_decoder, sampling, max_batch_tokens=tokens)
+    compare(family_decoder, sampling, alone, finish(engine), f"chunks of {tokens}")
+
+
+def test_prefix_hit(family_decoder, sampling, alone):
+    engine = start(family_decoder, sampling)
+    compare(family_decoder, sampling, alone, finish(engine), "first time")
+    hits = engine.counts.prefix_hits
+    for number, prompt in enumerate(PROMPTS):
+        engine.release(str(number))
+        engine.add(spec(str(number), prompt, BUDGET, stream=number, sampling=sampling))
+    compare(family_decoder, sampling, alone, finish(engine), "prefix hit")
+    assert engine.counts.prefix_hits - hits >= 2 * 32 + 48
+
+
+def test_preemption_and_recompute(family_decoder, sampling, alone):
+    engine = start(family_decoder, sampling, kv_blocks=14)
+    compare(family_decoder, sampling, alone, finish(engine), "preempted")
+    assert engine.counts.preemptions > 0
+    assert engine.counts.recomputed_after_eviction > 0
+
+
+def test_extend(family_decoder, sampling, alone):
+    engine = start(family_decoder, sampling, budget=10)
+    results: dict[str, Chunk] = {}
+    for _ in range(BUDGET // 10):
+        for name, chunk in finish(engine).items():
+            assert chunk.end == "boundary"
+            join(results.setdefault(name, Chunk()), chunk)
+        if len(results["0"].tokens) < BUDGET:
+            for name in results:
+                engine.extend(name, 10)
+    compare(family_decoder, sampling, alone, results, "extended")
+    fresh = sum(map(len, PROMPTS)) + (BUDGET - 1) * len(PROMPTS)
+    assert engine.counts.computed + engine.counts.prefix_hits == fresh, "an extension computed something again"
+
+
+def test_extend_after_eviction(family_decoder, sampling, alone):
+    """What rests at a boundary gives its blocks up to those that run, and is brought back."""
+    engine = start(family_decoder, sampling, budget=BUDGET // 2, kv_blocks=12, max_seqs=1)
+    results = finish(engine)
+    for name in results:
+        engine.extend(name, BUDGET // 2)
+    for name, chunk in finish(engine).items():
+        join(results[name], chunk)
+    compare(family_decoder, sampling, alone, results, "evicted at a boundary")
+    assert engine.counts.recomputed_after_eviction > 0
+
+
+@pytest.mark.parametrize("at", [1, 12, 13, 30])
+def test_fork(family_decoder, sampling, alone, at):
+    """A child with the parent's stream and temperature repeats the parent; the parent does not notice."""
+    engine = start(family_decoder, sampling)
+    children: dict[str, tuple[int, int]] = {}
+    made: dict[str, int] = {}
+
+    def fork(step, _):
+        if step == at:
+            for number in range(len(PROMPTS)):
+                made[str(number)] = len(engine._sequences[str(number)].tokens) - len(PROMPTS[number])
+                for child in engine.fork(str(number), [number, number]):
+                    children[child] = (number, made[str(number)])
+
+    results = finish(engine, fork)
+    compare(family_decoder, sampling, alone, results, "forked parent")
+    assert len(children) == 2 * len(PROMPTS)
+    for child, (number, done) in children.items():
+        stream = None if sampling is GREEDY else number
+        whole = alone[number][:done] + results[child].tokens
+        assert_same(family_decoder, PROMPTS[number], alone[number], whole, "forked child", stream)
+
+
+def test_weights_that_do_not_change(family_decoder, sampling, alone):
+    """A version bump voids every key and value; computed again, they are the same."""
+    engine = start(family_decoder, sampling)
+    results = finish(engine, lambda step, _: engine.load_weights(None, step) if step in (5, 30) else None)
+    compare(family_decoder, sampling, alone, results, "version bump")
+    assert engine.counts.recomputed_after_update > 0
+    assert set(results["2"].version) == {0, 5, 30}
+
+
+def test_sleep_and_wake(family_decoder, sampling, alone):
+    engine = start(family_decoder, sampling)
+
+    def nap(step, _):
+        if step == 20:
+            engine.sleep()
+            assert engine.runner.kv is None
+            engine.wake()
+
+    compare(family_decoder, sampling, alone, finish(engine, nap), "slept")
+
+
+def test_smollm2_batched_forked_and_preempted(smollm2):
+    """The same on a real model, all at once."""
+    texts = ("Tell me a story about a robot.", "Why is the sky blue?", "Count to fifty.")
+    prompts = [smollm2.tokenizer.chat(text) for text in texts]
+    alone = []
+    for prompt in prompts:
+        engine = Engine(smollm2.decoder, EngineConfig(kv_blocks=32))
+        engine.add(spec("x", prompt, 64))
+        alone.append(finish(engine)["x"].tokens)
+    engine = Engine(smollm2.decoder, EngineConfig(kv_blocks=15, max_batch_tokens=24))
+    for number, prompt in enumerate(prompts):
+        engine.add(spec(str(number), prompt, 64))
+    children = []
+    results = finish(engine, lambda step, _: children.extend(engine.fork("0", [7])) if step == 20 else None)
+    for number, prompt in enumerate(prompts):
+        assert_same(smollm2.decoder, prompt, alone[number], results[str(number)].tokens, f"SmolLM2 {number}")
+    tail = results[children[0]].tokens
+    assert_same(smollm2.decoder, prompts[0], alone[0], alone[0][: 64 - len(tail)] + tail, "SmolLM2 fork")
+    assert engine.counts.preemptions > 0
