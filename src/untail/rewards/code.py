@@ -1,8 +1,8 @@
 """Program answers, judged by the row's unit tests: 1 if all of them pass, else 0.
 
-A row carries `tests`, Python statements that use the answer's functions (`assert add(1, 2) == 3`; a text, or a list of them), and
-may carry `entry_point`, the name of a function that is passed to the tests' `check` (HumanEval's form). The program is the last
-fenced code block of the response, or the whole response if it has none.
+A row carries `tests`, Python statements that use the answer's functions (`assert add(1, 2) == 3`; a text, or a list
+of them), and may carry `entry_point`, the name of a function that is passed to the tests' `check` (HumanEval's form).
+The program is the last fenced code block of the response, or the whole response if it has none.
 
 Answer and tests run in two fresh `python -I` processes with nothing but the right to read and compute. What is
 guaranteed of them is said in `sandbox/judge.py` and `sandbox/confine.py`; time and memory are the scorer's to limit.
@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from untail.errors import ConfigError
 from untail.rewards.base import REWARDS, Reward
@@ -54,12 +55,19 @@ def program(response: str) -> str:
     return blocks[-1] if blocks else response
 
 
-def _judge(code: str, tests: str, entry_point: str | None) -> dict[str, object]:
+def _judge(code: str, tests: str, entry_point: str | None) -> dict[str, Any]:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-I", str(_JUDGE), str(theirs.fileno()), str(os.getpid())]
     quiet = subprocess.DEVNULL
     judge = subprocess.Popen(
-        command, pass_fds=[theirs.fileno()], stdin=quiet, stdout=quiet, stderr=quiet, cwd="/", env={}, start_new_session=True
+        command,
+        pass_fds=[theirs.fileno()],
+        stdin=quiet,
+        stdout=quiet,
+        stderr=quiet,
+        cwd="/",
+        env={},
+        start_new_session=True,
     )
     try:
         theirs.close()

@@ -1,7 +1,7 @@
 r"""The answer, word for word.
 
-The response's answer is what stands in <answer> tags, else in \boxed{}, else after ####, else its last line. White space
-is compared as one blank; everything else counts.
+The response's answer is what stands in <answer> tags, else in \boxed{}, else after ####, else its last line. White
+space is compared as one blank; everything else counts.
 """
 
 from untail.rewards.base import REWARDS, Reward

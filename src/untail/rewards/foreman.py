@@ -1,13 +1,16 @@
-"""The foreman: one process that forks the scoring workers, hands them answers, and kills and replaces those that go wrong.
+"""The foreman: one process that forks the scoring workers, hands them answers, and kills and replaces those that go
+wrong.
 
-Invariant: an answer handed in gets exactly one reply, in about the time limit at most once a worker has it; a worker that
-hangs, dies, runs out of memory or talks nonsense costs the one answer it holds. A forked replacement costs milliseconds, since what
-the rewards import is imported here, once, before any answer arrives. The foreman itself never looks into an answer.
-It keeps its own clock, so that a trainer that is busy for seconds makes nobody time out. It ends when the trainer's
-end of the socket closes, and its workers with it; orphans of workers fall to it and are killed.
+Invariant: an answer handed in gets exactly one reply, in about the time limit at most once a worker has it; a worker
+that hangs, dies, runs out of memory or talks nonsense costs the one answer it holds. A forked replacement costs
+milliseconds, since what the rewards import is imported here, once, before any answer arrives. The foreman itself
+never looks into an answer. It keeps its own clock, so that a trainer that is busy for seconds makes nobody time out.
+It ends when the trainer's end of the socket closes, and its workers with it; orphans of workers fall to it and are
+killed.
 
-Run as: python -m untail.rewards.foreman SOCKET_FD. The first message holds the settings; each that follows is a number (8 bytes) and
-a pickled (Prompt, response) that only the workers open. Every reply is JSON: a worker's word is never unpickled.
+Run as: python -m untail.rewards.foreman SOCKET_FD. The first message holds the settings; each that follows is a
+number (8 bytes) and a pickled (Prompt, response) that only the workers open. Every reply is JSON: a worker's word is
+never unpickled.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ import signal
 import socket
 import struct
 import sys
+from pathlib import Path
 from typing import Any
 
 from untail.errors import UserError
@@ -28,6 +32,7 @@ from untail.rewards.base import Reward
 from untail.rewards.sandbox import confine, wire
 
 NUMBER = struct.Struct("<Q")
+TICKET_BYTES = 8
 LONGEST_REPLY = 16 * 1024  # a worker's reply is a number and a short reason
 FATAL = ("timeout", "died", "memory")  # after these the worker is replaced
 Reply = dict[str, Any]
@@ -42,10 +47,15 @@ class Worker:
         self.writer = writer
 
     async def score(self, job: bytes, time_limit_s: float) -> Reply:
+        """The reply to this very job: what a worker says unasked carries an old ticket and is passed over."""
+        ticket = os.urandom(TICKET_BYTES)
         try:
             async with asyncio.timeout(time_limit_s):
-                self.writer.write(wire.HEADER.pack(len(job)) + job)
-                return _checked(await receive(self.reader, LONGEST_REPLY))
+                self.writer.write(wire.framed(ticket) + wire.framed(job))
+                while True:
+                    message = await receive(self.reader, LONGEST_REPLY)
+                    if message.startswith(ticket):
+                        return _checked(message[len(ticket) :])
         except TimeoutError:
             return failed("timeout")
         except (OSError, EOFError, ValueError):
@@ -70,31 +80,34 @@ class Foreman:
                 self.jobs.put_nowait((message[: NUMBER.size], message[NUMBER.size :]))
         for slot in slots:
             slot.cancel()
-        for member in list(self.workers.values()):
-            self._dismiss(member)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        self._kill_all()
 
     async def _slot(self, replies: asyncio.StreamWriter) -> None:
         member: Worker | None = None
         while True:
             number, job = await self.jobs.get()
-            if member is None or member.pid not in self.workers:  # it may have died between two answers
-                member = await self._hire()
-            reply = await member.score(job, self.time_limit_s)
-            if reply["failure"] in FATAL:
+            try:
+                if member is None or member.pid not in self.workers:  # it may have died between two answers
+                    member = await self._hire()
+            except OSError as error:
+                reply = failed(f"died: no worker could be started: {error}")
+            else:
+                reply = await member.score(job, self.time_limit_s)
+            if member is not None and reply["failure"] in FATAL:
                 self._dismiss(member)
                 member = None
-            payload = number + json.dumps(reply).encode()
-            replies.write(wire.HEADER.pack(len(payload)) + payload)
+            replies.write(wire.framed(number + json.dumps(reply).encode()))
 
     async def _hire(self) -> Worker:
         ours, theirs = socket.socketpair()
-        foreman_pid = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            worker.run(theirs, foreman_pid, self.rewards, self.memory_limit_mb)
-        theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        self.workers[pid] = Worker(pid, reader, writer)
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            foreman_pid = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                worker.run(theirs, foreman_pid, self.rewards, self.memory_limit_mb)
+            self.workers[pid] = Worker(pid, reader, writer)  # at once: `_kill_strays` knows its workers by this
         return self.workers[pid]
 
     def _dismiss(self, member: Worker) -> None:
@@ -112,13 +125,21 @@ class Foreman:
                     member.reader.feed_eof()  # its own children may hold the socket open
                 self._kill_strays()
 
+    def _kill_all(self) -> None:
+        for member in list(self.workers.values()):
+            self._dismiss(member)
+        with contextlib.suppress(ChildProcessError):  # raised when the last one is gone
+            while True:
+                self._kill_strays()
+                os.waitpid(-1, 0)
+
     def _kill_strays(self) -> None:
         """Kill what ended workers left behind: whoever is our child and no worker."""
-        with open(f"/proc/self/task/{os.getpid()}/children") as children:
-            for pid in map(int, children.read().split()):
-                if pid not in self.workers:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(FileNotFoundError):  # a kernel without CONFIG_PROC_CHILDREN
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+            for pid in set(map(int, children.split())) - set(self.workers):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def failed(reason: str) -> Reply:
@@ -161,8 +182,7 @@ async def serve(sock: socket.socket) -> None:
         ready = {"error": str(error)}
     else:
         ready = {"error": ""}
-    payload = json.dumps(ready).encode()
-    writer.write(wire.HEADER.pack(len(payload)) + payload)
+    writer.write(wire.framed(json.dumps(ready).encode()))
     if not ready["error"]:
         await Foreman(rewards, **settings).run(reader, writer)
     writer.close()

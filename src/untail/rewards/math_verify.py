@@ -4,6 +4,7 @@ Its own timeouts work by SIGALRM, which cannot interrupt C code; they are off, t
 """
 
 import functools
+import logging
 from typing import Any
 
 from untail.errors import ConfigError
@@ -21,6 +22,7 @@ class MathVerify(Reward):
             raise ConfigError(
                 f"{self.where} needs the math-verify package; install it with: pip install 'untail[tasks]'"
             ) from None
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
         math_verify.verify(_parse_truth("1"), math_verify.parse("1", parsing_timeout=None), timeout_seconds=None)
 
     def score(self, response: str, prompt: Prompt) -> float:

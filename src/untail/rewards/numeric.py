@@ -6,6 +6,7 @@ Read are integers, decimals, 1e-3, thousands separators (1,234 and 1{,}234), fra
 fractions: 5000001 is not 5000000 for lack of float digits.
 """
 
+import functools
 import re
 from fractions import Fraction
 from typing import Annotated
@@ -49,9 +50,7 @@ class Numeric(Reward):
 def last_number(text: str) -> Fraction | None:
     """The last number in the text, or None if there is none that can be read."""
     text = _LATEX_FRACTION.sub(r" \1/\2 ", _SEPARATOR_NOISE.sub(_separator, text))
-    last = None
-    for last in _NUMBER.finditer(text):
-        pass
+    last = functools.reduce(lambda _, match: match, _NUMBER.finditer(text), None)
     return None if last is None or len(last[0]) > LONGEST_NUMBER else _read(last)
 
 

@@ -1,12 +1,13 @@
 """reasoning-gym's own scorers.
 
-The response's answer is what stands in its last <answer> tags, else its last line. A row carries the dataset's `question`,
-`answer` and `metadata` (as `plain` data).
+The response's answer is what stands in its last <answer> tags, else its last line. A row carries the dataset's
+`question`, `answer` and `metadata` (as `plain` data).
 
-Some of these scorers pass the answer to Python's `eval`, or to sympy's `parse_expr`, which does the same: an answer could
-run code in the worker and write its own score, and everyone's after it. Such an answer counts as none: for these datasets
-it has to be a literal, or arithmetic with named mathematical functions. A test compares the two sets below with the installed
-package.
+Some of these scorers pass the answer to Python's `eval`, or to sympy's `parse_expr`, which does the same: an answer
+could run code in the worker and write its own score, and everyone's after it. Such an answer counts as none: for
+these datasets it has to be a literal, or arithmetic with named mathematical functions (so the unevaluated
+`Integral(...)`, which these scorers take for a solution, is none either). A test compares the two sets below with the
+installed package.
 """
 
 import ast

@@ -1,7 +1,8 @@
 """The trainer's side of scoring: hand in a response, get a number.
 
-Invariant: `score` returns a finite number for every response, whatever it makes its scorer do; where the scorer failed the number
-is 0, the reason is named and counted, and no other answer is touched. All work is done in other processes (see `foreman`).
+Invariant: `score` returns a finite number for every response, whatever it makes its scorer do; where the scorer
+failed the number is 0, the reason is named and counted, and no other answer is touched. All work is done in other
+processes (see `foreman`).
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from untail.rewards.foreman import NUMBER, receive
 from untail.rewards.sandbox import wire
 from untail.types import Prompt
 
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Scorer:
         time_limit_s: float = 2.0,
         memory_limit_mb: int = 512,
     ):
+        if min(workers, time_limit_s, memory_limit_mb) <= 0:
+            raise ConfigError(f"{workers} workers, {time_limit_s} s and {memory_limit_mb} MB: all have to be positive")
         for task, table in rewards.items():
             build_reward(table, f"the reward of task {task!r}")  # a wrong table is found here, not at the first answer
         self.failures: Counter[str] = Counter()  # by kind: "raised", "timeout", ...
@@ -73,14 +76,15 @@ class Scorer:
 
     async def score(self, prompt: Prompt, response: str) -> Score:
         if prompt.task not in self._rewards:
-            raise ConfigError(f"no reward for the task {prompt.task!r}; there are rewards for: {', '.join(self._rewards)}")
-        if self._writer is None:
+            raise ConfigError(
+                f"no reward for the task {prompt.task!r}; there are rewards for: {', '.join(self._rewards)}"
+            )
+        while self._writer is None:
             await self.start()
-        assert self._writer is not None
         number = next(self._numbers)
         self._pending[number] = asyncio.get_running_loop().create_future()
         payload = NUMBER.pack(number) + pickle.dumps((prompt, response), pickle.HIGHEST_PROTOCOL)
-        self._writer.write(wire.HEADER.pack(len(payload)) + payload)  # not drained: the caller bounds what is under way
+        self._writer.write(wire.framed(payload))  # not drained: the caller bounds what is under way
         try:
             score = await self._pending[number]
         finally:
@@ -110,8 +114,7 @@ class Scorer:
                 start_new_session=True,  # Ctrl-C is for the trainer, which still wants its scores
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        settings = json.dumps(self._settings).encode()
-        writer.write(wire.HEADER.pack(len(settings)) + settings)
+        writer.write(wire.framed(json.dumps(self._settings).encode()))
         try:
             error = json.loads(await receive(reader))["error"]
         except EOFError:

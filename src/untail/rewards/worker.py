@@ -1,7 +1,7 @@
 """A scoring worker: a process forked by the foreman that scores one answer after the other and says so.
 
-Invariant: whatever scoring an answer does, this process sends one well-formed reply for it or ends; it cannot reach the parent's
-files, terminal or sockets, and its memory is limited to what it had at its birth plus the limit.
+Invariant: whatever scoring an answer does, this process sends one well-formed reply for it or ends; it cannot reach
+the parent's files, terminal or sockets, and its memory is limited to what it had at its birth plus the limit.
 """
 
 import json
@@ -17,7 +17,9 @@ from untail.rewards.base import Reward
 from untail.rewards.sandbox import confine, wire
 
 LONGEST_REASON = 300
-_MEMORY = b'{"value": 0.0, "failure": "memory"}'  # made beforehand: there is no memory left to make it when it is needed
+_MEMORY = (
+    b'{"value": 0.0, "failure": "memory"}'  # made beforehand: there is no memory left to make it when it is needed
+)
 _SOCKET_FD = 3
 
 
@@ -59,7 +61,7 @@ def _limit(memory_limit_mb: int) -> None:
 
 
 def _serve(sock: socket.socket, rewards: dict[str, Reward]) -> None:
-    while True:
+    while (ticket := wire.receive(sock)) is not None:  # a message of its own: it arrives even if the job does not fit
         try:
             job = wire.receive(sock)
             if job is None:
@@ -67,7 +69,7 @@ def _serve(sock: socket.socket, rewards: dict[str, Reward]) -> None:
             reply = _score(rewards, job)
         except MemoryError:
             reply = _MEMORY
-        wire.send(sock, reply)
+        wire.send(sock, ticket + reply)
 
 
 def _score(rewards: dict[str, Reward], job: bytes) -> bytes:

@@ -1,9 +1,9 @@
 """What a process gives up before it reads hostile input: everything but reading files and computing.
 
-Invariant: after `confine()` this process, its threads and whatever they become cannot start a process, signal or trace
-another, open a socket, open a file for writing, remove, rename or create one, or raise a limit; they have no capabilities, and
-nobody of the same user can read their memory. It holds for good: there is no way back.
-How: a seccomp filter, which needs no privilege and no namespace and so works in a container too. What is forbidden fails
+Invariant: after `confine()` this process, its threads and whatever they become cannot start a process, signal or
+trace another, open a socket, open a file for writing, remove, rename or create one, or raise a limit; they have no
+capabilities, and nobody of the same user can read their memory. It holds for good: there is no way back. How: a
+seccomp filter, which needs no privilege and no namespace and so works in a container too. What is forbidden fails
 with EPERM; system calls newer than Linux 5.1 do not exist, so the C library falls back to the older ones listed here.
 What it does not stop: reading any file that the user can read, and burning time and memory (limits are for that).
 Standard library only.

@@ -1,15 +1,17 @@
 """The judge of a code answer: it runs the row's unit tests, and reaches the answer's functions only by message.
 
-Invariant: the verdict is formed in a process that never executes the answer, from plain values (numbers, texts, lists, ...)
-that it builds itself out of JSON. So exit codes, printing, `os._exit`, a patched `assert`, objects that are equal to everything:
-none of it reaches the verdict. The tests are read after the answer's process was forked and cannot be read out of this one.
-Both processes are confined (see `confine`).
+Invariant: the verdict is formed in a process that never executes the answer, from plain values (numbers, texts,
+lists, ...) that it builds itself out of JSON. So exit codes, printing, `os._exit`, a patched `assert`, objects that
+are equal to everything: none of it reaches the verdict. The tests are read after the answer's process was forked and
+cannot be read out of this one. Both processes are confined (see `confine`).
 
-What tests see of the answer: its global names; functions and objects as proxies that can be called and asked for
-attributes, items and length. Values cross as copies (an argument changed in place stays as it was here), a proxy equals only
-itself and has no truth value, and tests cannot hand over functions or objects of their own: that is reported as a failure.
+What tests see of the answer: its global names, for every name that they use and do not define; functions and objects
+as proxies that can be called and asked for attributes, items and length. Values cross as copies (an argument changed
+in place stays as it was here), a proxy equals only itself and has no truth value, and tests cannot hand over
+functions or objects of their own: that is reported as a failure.
 
-Standard library only. Run as: python -I judge.py SOCKET_FD PARENT_PID; the first message is the code, the second the tests.
+Standard library only. Run as: python -I judge.py SOCKET_FD PARENT_PID; the first message is the code, the second the
+tests.
 """
 
 import ast
@@ -97,8 +99,9 @@ def _hand_back(value: Any) -> dict[str, int]:
 
 def _as_exception(name: str, message: str) -> Exception:
     kind = getattr(builtins, str(name), None)
-    is_exception = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
-    return kind(message) if is_exception else RuntimeError(f"{name}: {message}")
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+        return kind(message)
+    return RuntimeError(f"{name}: {message}")
 
 
 def names_wanted(tests: str) -> set[str]:

@@ -6,9 +6,9 @@ Reading is safe whoever wrote the JSON: it makes values of these types and nothi
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-_ROWS: dict[str, Callable[[Any], Any]] = {"__tuple__": tuple, "__set__": set, "__frozenset__": frozenset}
+_COLLECTIONS: dict[str, type[Any]] = {"__tuple__": tuple, "__set__": set, "__frozenset__": frozenset}
 
 
 def refuse(value: Any) -> Any:
@@ -26,8 +26,8 @@ def to_plain(value: Any, other: Callable[[Any], Any] = refuse) -> Any:
         return [to_plain(item, other) for item in value]
     if isinstance(value, dict):
         return _dict_to_plain(value, other)
-    for tag, kind in (("__tuple__", tuple), ("__set__", set), ("__frozenset__", frozenset)):
-        if isinstance(value, kind):
+    for tag, collection in _COLLECTIONS.items():
+        if isinstance(value, collection):
             return {tag: [to_plain(item, other) for item in value]}
     if isinstance(value, bytes):
         return {"__bytes__": value.hex()}
@@ -50,9 +50,9 @@ def from_plain(value: Any, tags: dict[str, Callable[[Any], Any]] | None = None) 
         return [from_plain(item, tags) for item in value]
     if not isinstance(value, dict):
         return value
-    tag, content = next(iter(value.items())) if len(value) == 1 else ("", None)
-    if tag in _ROWS:
-        return _ROWS[tag](from_plain(item, tags) for item in content)
+    tag, content = next(iter(value.items())) if len(value) == 1 else ("", cast(Any, None))
+    if tag in _COLLECTIONS:
+        return _COLLECTIONS[tag](from_plain(item, tags) for item in content)
     if tag == "__dict__":
         return {from_plain(key, tags): from_plain(item, tags) for key, item in content}
     if tag == "__bytes__":

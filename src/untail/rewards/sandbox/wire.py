@@ -6,8 +6,12 @@ import struct
 HEADER = struct.Struct("<I")
 
 
+def framed(payload: bytes) -> bytes:
+    return HEADER.pack(len(payload)) + payload
+
+
 def send(sock: socket.socket, payload: bytes) -> None:
-    sock.sendall(HEADER.pack(len(payload)) + payload)
+    sock.sendall(framed(payload))
 
 
 def receive(sock: socket.socket) -> bytes | None:
