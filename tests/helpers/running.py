@@ -9,7 +9,9 @@ from untail.types import Chunk, SamplingParams, SequenceSpec
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def spec(name: str, tokens, budget: int = 48, stream: int = 7, sampling: SamplingParams = GREEDY, **more) -> SequenceSpec:
+def spec(
+    name: str, tokens, budget: int = 48, stream: int = 7, sampling: SamplingParams = GREEDY, **more
+) -> SequenceSpec:
     return SequenceSpec(name, tuple(tokens), budget, stream, sampling, **more)
 
 

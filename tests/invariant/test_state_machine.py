@@ -117,9 +117,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(keep=st.booleans())
     def update_weights(self, keep):
-        self.engine.config = self.engine.config.model_copy(
-            update={"kv_after_update": "keep" if keep else "recompute"}
-        )
+        self.engine.config = self.engine.config.model_copy(update={"kv_after_update": "keep" if keep else "recompute"})
         self.engine.load_weights(None, self.engine.version + 1)
 
     @invariant()

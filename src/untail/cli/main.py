@@ -1,0 +1,47 @@
+"""The program: one module per verb, gathered here.
+
+Invariant: exit 0, done; 2, the user's input is wrong, said in one sentence without a traceback; 1, a fault of ours.
+"""
+
+import sys
+
+import typer
+
+from untail import __version__
+from untail.cli import bench, doctor, generate
+from untail.cli.output import say
+from untail.errors import UserError
+
+app = typer.Typer(
+    name="untail",
+    help="Reinforcement-learning post-training for reasoning LLMs, without the long tail.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("generate")(generate.generate)
+app.command("doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"untail {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it.")) -> None:
+    pass
+
+
+def main() -> None:
+    try:
+        app()
+    except UserError as error:
+        say(f"error: {error}")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

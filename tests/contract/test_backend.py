@@ -1,0 +1,237 @@
+"""The backend contract: what the controller may rely on, whichever engine is behind it."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from tests.helpers.models import random_decoder
+from tests.helpers.running import finish, join, spec
+from untail.backends.native import NativeBackend
+from untail.config import EngineConfig
+from untail.engine.engine import Engine, StepFailed
+from untail.engine.models.names import split_out
+from untail.errors import RequestError, SequenceStateError
+from untail.types import Chunk, SamplingParams
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+EVERYTHING_STOPS = SamplingParams(stop_ids=tuple(range(199)))
+
+
+@pytest.fixture
+async def backend():
+    backend = NativeBackend(Engine(random_decoder("llama"), EngineConfig(kv_blocks=512, max_seqs=64)))
+    yield backend
+    backend.engine.check_integrity()
+    await backend.close()
+
+
+async def collect(chunks) -> Chunk:
+    whole = Chunk()
+    async for chunk in chunks:
+        assert chunk.tokens or chunk.end
+        join(whole, chunk)
+        if chunk.end == "boundary":
+            break
+    return whole
+
+
+def alone(name: str, **more) -> Chunk:
+    engine = Engine(random_decoder("llama"), EngineConfig(kv_blocks=64))
+    engine.add(spec(name, PROMPT, **more))
+    return finish(engine)[name]
+
+
+async def test_hundreds_of_streams_from_one_loop(backend):
+    """Each gets its own tokens, in chunks of the size it asked for."""
+    sampling = SamplingParams()
+    specs = [spec(str(n), PROMPT, 20 + n % 30, stream=n, sampling=sampling, chunk=1 + n % 9) for n in range(300)]
+    results = await asyncio.gather(*(collect(backend.generate(s)) for s in specs))
+    for s, result in zip(specs, results, strict=True):
+        assert len(result.tokens) == s.budget
+    for n in (0, 77, 299):
+        assert results[n].tokens == alone(str(n), budget=20 + n % 30, stream=n, sampling=sampling).tokens
+
+
+async def test_chunks_have_the_size_asked_for(backend):
+    sizes = []
+    async for chunk in backend.generate(spec("x", PROMPT, 20, chunk=8)):
+        sizes.append((len(chunk.tokens), chunk.end))
+        if chunk.end:
+            break
+    assert sizes == [(8, None), (8, None), (4, "boundary")]
+
+
+async def test_a_boundary_waits_for_extend(backend):
+    whole = Chunk()
+    async for chunk in backend.generate(spec("x", PROMPT, 10)):
+        join(whole, chunk)
+        if len(whole.tokens) == 30:
+            await backend.release("x")
+        elif chunk.end == "boundary":
+            await backend.extend("x", 10)
+    assert whole.tokens == alone("x", budget=30).tokens
+    assert not backend.engine.names()
+
+
+async def test_append_is_context(backend):
+    """What is generated after a reply equals what a prompt with that history gives."""
+    whole = Chunk()
+    async for chunk in backend.generate(spec("x", PROMPT, 40, sampling=EVERYTHING_STOPS, hold=True)):
+        join(whole, chunk)
+        if len(whole.tokens) == 1:
+            assert chunk.end == "stop"
+            await backend.append("x", [11, 12, 13])
+        else:
+            await backend.release("x")
+    prompt = [*PROMPT, whole.tokens[0], 11, 12, 13]
+    again = await collect(backend.generate(spec("y", prompt, 40, sampling=EVERYTHING_STOPS)))
+    assert again.tokens == whole.tokens[1:]
+    assert again.policy_logprob == pytest.approx(whole.policy_logprob[1:], abs=1e-4)
+
+
+async def test_fork_gives_each_child_a_stream(backend):
+    tasks = []
+    first = Chunk()
+    async for chunk in backend.generate(spec("x", PROMPT, 64, chunk=16)):
+        join(first, chunk)
+        if len(first.tokens) == 16:
+            children = await backend.fork("x", [7, 8], [0.0, 1.0])
+            tasks = [asyncio.create_task(collect(backend.stream(child))) for child in children]
+        if chunk.end == "boundary":
+            break
+    same, other = await asyncio.gather(*tasks)
+    assert first.tokens[-len(same.tokens) :] == same.tokens
+    assert len(other.tokens) == len(same.tokens)
+
+
+async def test_abort_closes_the_stream(backend):
+    chunks = [chunk async for chunk in abort_after(backend, spec("x", PROMPT, 400, chunk=4), 3)]
+    assert chunks[-1].end == "abort"
+    assert not backend.engine.names()
+    with pytest.raises(SequenceStateError):
+        await backend.abort(["x"])
+
+
+async def abort_after(backend, request, count):
+    async for chunk in backend.generate(request):
+        count -= 1
+        yield chunk
+        if count == 0:
+            await backend.abort([request.id])
+
+
+async def test_a_consumer_that_leaves_aborts_its_sequence(backend):
+    async with aclosing(backend.generate(spec("x", PROMPT, 400, chunk=4))) as chunks:
+        async for _ in chunks:
+            break
+    await collect(backend.generate(spec("y", PROMPT, 4)))
+    assert backend.engine.names() == [] or backend.engine.names() == ["y"]
+
+
+async def test_a_cancelled_consumer_aborts_its_sequence(backend):
+    task = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 400))))
+    while "x" not in backend.engine.names():
+        await asyncio.sleep(0)
+    task.cancel()
+    await collect(backend.generate(spec("y", PROMPT, 4)))
+    assert "x" not in backend.engine.names()
+
+
+async def test_pause_keep_changes_nothing(backend):
+    task = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 60, chunk=4))))
+    while backend.engine.counts.steps < 10:
+        await asyncio.sleep(0)
+    await backend.pause("keep")
+    steps = backend.engine.counts.steps
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert backend.engine.counts.steps == steps < 60
+    await backend.resume()
+    assert (await task).tokens == alone("x", budget=60).tokens
+
+
+async def test_pause_wait_lets_what_runs_end_and_starts_nothing(backend):
+    running = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 60))))
+    while backend.engine.counts.steps < 5:
+        await asyncio.sleep(0)
+    pausing = asyncio.create_task(backend.pause("wait"))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(collect(backend.generate(spec("late", PROMPT, 5))))
+    await pausing
+    assert len((await running).tokens) == 60
+    assert not late.done()
+    await backend.resume()
+    assert len((await late).tokens) == 5
+
+
+async def test_pause_abort_ends_everything(backend):
+    task = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 400))))
+    while backend.engine.counts.steps < 5:
+        await asyncio.sleep(0)
+    await backend.pause("abort")
+    assert (await task).end == "abort"
+    assert not backend.engine.names()
+
+
+async def test_sleep_and_wake_keep_sequences(backend):
+    task = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 60))))
+    while backend.engine.counts.steps < 10:
+        await asyncio.sleep(0)
+    await backend.sleep(1)
+    assert backend.engine.runner.kv is None
+    await backend.wake()
+    assert (await task).tokens == alone("x", budget=60).tokens
+
+
+async def test_weights_change_between_steps(backend):
+    task = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 60))))
+    while backend.engine.counts.steps < 10:
+        await asyncio.sleep(0)
+    await backend.load_weights(dict(split_out(random_decoder("llama", 1))), 4)
+    versions = (await task).version
+    assert versions == sorted(versions)
+    assert set(versions) == {0, 4}
+
+
+async def test_an_error_reaches_its_owner_only(backend):
+    good = asyncio.create_task(collect(backend.generate(spec("good", PROMPT, 40))))
+    with pytest.raises(RequestError, match="budget = 0"):
+        await collect(backend.generate(spec("bad", PROMPT, 0)))
+    with pytest.raises(RequestError, match="exists already"):
+        await asyncio.gather(*(collect(backend.generate(spec("same", PROMPT, 90))) for _ in range(2)))
+    assert len((await good).tokens) == 40
+
+
+async def test_a_step_that_fails_costs_its_own_sequences(backend, monkeypatch):
+    resting = Chunk()
+    chunks = backend.generate(spec("resting", PROMPT, 5))
+    join(resting, await anext(chunks))
+    run = backend.engine.runner.run
+
+    def fail(plan):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(backend.engine.runner, "run", fail)
+    with pytest.raises(StepFailed, match="MemoryError: no room"):
+        await collect(backend.generate(spec("x", PROMPT, 5)))
+    monkeypatch.setattr(backend.engine.runner, "run", run)
+    await backend.extend("resting", 5)
+    join(resting, await anext(chunks))
+    assert resting.tokens == alone("resting", budget=10).tokens
+    await backend.release("resting")
+    assert [chunk async for chunk in chunks] == []
+
+
+async def test_a_fault_in_the_engine_leaves_nobody_waiting(monkeypatch):
+    backend = NativeBackend(Engine(random_decoder("llama"), EngineConfig(kv_blocks=64)))
+
+    def break_down(result):
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(backend.engine, "_deliver", break_down)
+    with pytest.raises(AssertionError, match="a bug"):
+        await collect(backend.generate(spec("x", PROMPT, 5)))
+    with pytest.raises(RuntimeError, match="stopped after a fault"):
+        await collect(backend.generate(spec("y", PROMPT, 5)))
+    await backend.close()
