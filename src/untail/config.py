@@ -16,6 +16,8 @@ from untail.errors import ConfigError, nearest
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LossKind = Literal["token", "sequence", "constant"]
+"""Mean over all tokens; mean over sequences of their token means; mean over sequences of token sum / `loss_length`."""
 
 
 class Strict(BaseModel):
@@ -47,17 +49,65 @@ class LearnConfig(Strict):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: PositiveFloat = 1.0
     advantage: dict[str, Any] = {"name": "grpo"}
-    loss: Literal["token", "sequence"] = "token"  # mean over all tokens, or over sequences of their token means
+    loss: LossKind | None = None  # unset: the loss that the advantage was published with
+    loss_length: PositiveInt = 256  # what the loss "constant" divides a sequence's sum by
     clip_low: PositiveFloat = 0.2
     clip_high: PositiveFloat = 0.2
     kl: Annotated[float, Field(ge=0)] = 0.0  # weight of the KL to the start weights; 0 keeps no reference model
     updates: PositiveInt = 1  # optimizer steps per batch: the batch is cut into this many minibatches of whole groups
-    micro_batch_tokens: PositiveInt = 8192
-    logit_rows: PositiveInt = 1024  # rows of [rows x vocab] that exist at once in the fused log-prob
+    micro_batch_tokens: PositiveInt = 4096  # tokens of one forward and backward pass
+    logit_rows: PositiveInt = 512  # rows of [rows x vocab] that exist at once in the fused log-prob
     recompute: bool = False  # activation checkpointing
 
 
+class RolloutConfig(Strict):
+    """What is sampled in a step."""
+
+    prompts: PositiveInt = 32  # groups per step
+    group: PositiveInt = 8  # trajectories per group
+    max_tokens: PositiveInt = 512  # the longest response
+    temperature: PositiveFloat = 1.0
+
+
+class RewardConfig(Strict):
+    """The scoring processes."""
+
+    workers: PositiveInt = 2
+    time_limit_s: PositiveFloat = 2.0  # per answer
+    memory_limit_mb: PositiveInt = 512
+
+
+class ValidationConfig(Strict):
+    """Held-out prompts: those of `task`, or else `prompts` of the training task's own, which are then not trained on."""
+
+    task: dict[str, Any] | None = None
+    prompts: PositiveInt = 256
+    every: Annotated[int, Field(ge=0)] = 0  # steps between validations; 0: only before and after
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Recipe(Strict):
+    """A whole run. Tables of tasks and mechanisms are raw: the registry that knows them checks them."""
+
+    reproduces: str = ""  # one line: what published system this is
+    model: str
+    task: dict[str, Any]
+    steps: PositiveInt = 60
+    seed: int = 0
+    deterministic: bool = False  # the same seed gives the same run, bit for bit on one machine
+    checkpoint_every: PositiveInt = 10
+    keep_checkpoints: PositiveInt = 2
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    validation: ValidationConfig = ValidationConfig()
+    engine: EngineConfig = EngineConfig()
+    learn: LearnConfig = LearnConfig()
+
+
 C = TypeVar("C", bound=BaseModel)
+RECIPES = Path(__file__).parent / "recipes"
+QUICKSTART = "quickstart"
 
 
 def parse(cls: type[C], fields: dict[str, Any], where: str) -> C:
@@ -94,6 +144,45 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def load_recipe(source: str | None, changes: dict[str, Any], assignments: list[str]) -> Recipe:
+    """The quickstart, then the recipe (a shipped name or a TOML file), then `changes`, then `a.b=c` assignments."""
+    tree = read_toml(RECIPES / f"{QUICKSTART}.toml")
+    if source is not None and source != QUICKSTART:
+        tree = layer(tree, _read_recipe(source))
+    return parse(Recipe, override(layer(tree, changes), assignments), "")
+
+
+def _read_recipe(source: str) -> dict[str, Any]:
+    if source in recipe_names():
+        return read_toml(RECIPES / f"{source}.toml")
+    if source.endswith(".toml"):
+        return read_toml(Path(source))
+    raise ConfigError(f"unknown recipe {source!r}; {nearest(source, recipe_names())}, or give a .toml file")
+
+
+def layer(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` wins key by key. A table that names another thing replaces the one below whole, and a validation task
+    goes with the training task that it was written for."""
+    if "name" in above and "name" in below and above["name"] != below["name"]:
+        return _copy(above)
+    merged = _copy(below)
+    if _renames(below, above, "task"):
+        merged.get("validation", {}).pop("task", None)
+    for key, value in above.items():
+        both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = layer(merged[key], value) if both_tables else _copy(value)
+    return merged
+
+
+def _renames(below: dict[str, Any], above: dict[str, Any], key: str) -> bool:
+    old, new = below.get(key), above.get(key)
+    return isinstance(old, dict) and isinstance(new, dict) and new.get("name", old.get("name")) != old.get("name")
 
 
 def override(tree: dict[str, Any], assignments: list[str]) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import difflib
 def nearest(name: str, known: list[str]) -> str:
     """A hint for an unknown name: the closest known one, and all of them where they are few."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return hint + "known: " + ", ".join(sorted(known))
+    hint = [f"did you mean {close[0]!r}?"] if close else []
+    if len(known) <= 40 or not close:
+        hint.append("known: " + ", ".join(sorted(known)))
+    return " ".join(hint)
 
 
 class UserError(Exception):

@@ -104,6 +104,7 @@ class Trajectory:
     end: End | None = None
     text: str = ""
     reward: float = 0.0
+    failure: str | None = None  # why its scorer gave no reward, if it failed
 
     def take(self, chunk: Chunk) -> None:
         self.tokens += chunk.tokens

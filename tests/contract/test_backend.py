@@ -18,9 +18,10 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 EVERYTHING_STOPS = SamplingParams(stop_ids=tuple(range(199)))
 
 
-@pytest.fixture
-async def backend():
-    backend = NativeBackend(Engine(random_decoder("llama"), EngineConfig(kv_blocks=512, max_seqs=64)))
+@pytest.fixture(params=["free", "deterministic"])
+async def backend(request):
+    engine = Engine(random_decoder("llama"), EngineConfig(kv_blocks=512, max_seqs=64))
+    backend = NativeBackend(engine, deterministic=request.param == "deterministic")
     yield backend
     backend.engine.check_integrity()
     await backend.close()

@@ -6,7 +6,7 @@ error is raised to the caller that owns the sequence and to nobody else.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -52,7 +52,7 @@ class Backend(Protocol):
     capabilities: Capabilities
     clock: Clock
 
-    def generate(self, spec: SequenceSpec) -> AsyncIterator[Chunk]:
+    def generate(self, spec: SequenceSpec) -> AsyncGenerator[Chunk, None]:
         """Start a sequence and stream its chunks.
 
         Post: every chunk has at least one token, or an `end`. The stream closes after `stop` (unless `spec.hold`),
@@ -61,7 +61,7 @@ class Backend(Protocol):
         """
         ...
 
-    def stream(self, name: str) -> AsyncIterator[Chunk]:
+    def stream(self, name: str) -> AsyncGenerator[Chunk, None]:
         """The chunks of a fork's child, under the same rules. Pre: `name` came from `fork` and has no other consumer."""
         ...
 

@@ -2,21 +2,27 @@
 
 Invariant: one worker thread owns the engine. Between two steps it applies the control that has arrived since, in order;
 then it takes one step; the event loop hands the chunks to their streams. Nobody else touches the engine.
+
+In deterministic mode the next step waits until consumers have dealt with their chunks and what they asked for is
+applied: which sequences share a step then depends on nothing but the work itself.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from untail.backends.base import Capabilities, PauseMode, RealClock
+from untail.backends.base import Capabilities, Clock, PauseMode, RealClock
 from untail.engine.engine import Engine, StepFailed
 from untail.engine.weights import Source
 from untail.errors import RequestError, SequenceStateError
 from untail.types import Chunk, SequenceSpec
+
+
+SETTLED_AFTER = 16  # turns of the event loop in which nobody asked for anything
 
 
 @dataclass
@@ -31,6 +37,7 @@ class Turn:
 
     outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]]
     items: list[tuple[str, "Item"]]
+    in_flight: bool = False
 
 
 Item = Chunk | Exception | None
@@ -40,18 +47,20 @@ Item = Chunk | Exception | None
 class NativeBackend:
     capabilities = Capabilities(entropy="exact", fork="cow", hidden=True, draft=False)
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, deterministic: bool = False):
         self.engine = engine
-        self.clock = RealClock()
+        self.clock: Clock = RealClock()
+        self._deterministic = deterministic
         self._queues: dict[str, asyncio.Queue[Item]] = {}
         self._controls: list[Control] = []
         self._arrived = asyncio.Event()
+        self._nothing_runs = asyncio.Event()
         self._paused = False
         self._broken: Exception | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="untail-engine")
         self._driver: asyncio.Task[None] | None = None
 
-    async def generate(self, spec: SequenceSpec) -> AsyncIterator[Chunk]:
+    async def generate(self, spec: SequenceSpec) -> AsyncGenerator[Chunk, None]:
         def add() -> None:
             self.engine.add(spec)
             self._queues[spec.id] = asyncio.Queue()
@@ -112,8 +121,7 @@ class NativeBackend:
             await self.abort(await self._control(self.engine.names))
         elif mode == "wait":
             await self._control(lambda: self.engine.admit_new(False))
-            while await self._control(lambda: self.engine.in_flight):
-                pass
+            await self._nothing_runs.wait()
         elif mode != "keep":
             raise RequestError(f"pause mode {mode!r} is unknown; use keep, wait or abort")
         self._paused = True
@@ -176,12 +184,23 @@ class NativeBackend:
                 await self._arrived.wait()
                 continue
             controls, self._controls = self._controls, []
+            stepping = not self._paused and not (self._deterministic and controls)
             try:
-                turn = await loop.run_in_executor(self._thread, self._turn, controls, not self._paused)
+                turn = await loop.run_in_executor(self._thread, self._turn, controls, stepping)
             except Exception as error:  # a fault in the engine itself: nobody may be left waiting
                 self._break(error, controls)
                 return
             self._hand_out(turn)
+            if self._deterministic:
+                await self._settle()
+
+    async def _settle(self) -> None:
+        """Let consumers deal with their chunks, until they ask for something or nobody has for a while. A consumer may
+        pass through a few turns of the loop (a semaphore, a task group) before it asks."""
+        for _ in range(SETTLED_AFTER):
+            if self._controls:
+                break
+            await asyncio.sleep(0)
 
     def _turn(self, controls: list[Control], stepping: bool) -> Turn:
         """On the engine's thread: apply the control, then take a step."""
@@ -198,9 +217,11 @@ class NativeBackend:
                     turn.items.append((name, None))
         except StepFailed as failure:
             turn.items += [(name, failure) for name in failure.sequences]
+        turn.in_flight = self.engine.in_flight
         return turn
 
     def _hand_out(self, turn: Turn) -> None:
+        (self._nothing_runs.clear if turn.in_flight else self._nothing_runs.set)()
         for done, value, error in turn.outcomes:
             if done.done():  # its caller was cancelled meanwhile
                 continue

@@ -1,0 +1,73 @@
+"""A run's folder: what is in it, and how a run is begun, continued and cut back to a checkpoint.
+
+Invariant: files only grow; on resume, events and metrics are cut back to exactly where the checkpoint was written.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+from untail.config import Recipe, dump_toml, parse, read_toml
+from untail.errors import UserError
+from untail.learn import checkpoint
+from untail.observe.events import JsonLines
+
+
+class Run:
+    def __init__(self, folder: Path, recipe: Recipe, resumed_from: Path | None = None):
+        self.folder = folder
+        self.recipe = recipe
+        self.resumed_from = resumed_from
+        sizes = json.loads((resumed_from / checkpoint.STATE).read_text())["state"]["sizes"] if resumed_from else {}
+        self.events = JsonLines(folder / "events.jsonl", sizes.get("events"))
+        self.metrics = JsonLines(folder / "metrics.jsonl", sizes.get("metrics"))
+
+    @classmethod
+    def begin(cls, folder: Path, recipe: Recipe) -> "Run":
+        if (folder / "recipe.toml").exists():
+            raise UserError(f"--out {folder} already holds a run; continue it with --resume, or choose another folder")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "recipe.toml").write_text(dump_toml(recipe))
+        except OSError as error:
+            raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
+        return cls(folder, recipe)
+
+    @classmethod
+    def resume(cls, folder: Path, recipe: Recipe | None, steps: int | None) -> "Run":
+        """Continue the run in `folder`. `recipe`, if given, must be the run's own; `steps` may be raised."""
+        if not (folder / "recipe.toml").exists():
+            raise UserError(f"--resume: {folder} holds no run (no recipe.toml); start one without --resume")
+        own = parse(Recipe, read_toml(folder / "recipe.toml"), "")
+        if recipe is not None:
+            _same(own.model_dump(), recipe.model_copy(update={"steps": own.steps}).model_dump(), folder)
+        if steps is not None and steps != own.steps:
+            own = own.model_copy(update={"steps": steps})
+            (folder / "recipe.toml").write_text(dump_toml(own))
+        latest = checkpoint.latest(folder / "checkpoints")
+        if latest is None:
+            # Stopped before the first checkpoint: what little there is starts anew.
+            for name in ("events.jsonl", "metrics.jsonl"):
+                (folder / name).unlink(missing_ok=True)
+        return cls(folder, own, latest)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"events": self.events.size, "metrics": self.metrics.size}
+
+    def close(self) -> None:
+        self.events.close()
+        self.metrics.close()
+
+
+def _same(own: dict[str, Any], given: dict[str, Any], folder: Path, path: str = "") -> None:
+    for key, value in own.items():
+        where, other = f"{path}{key}", given.get(key)
+        if isinstance(value, dict) and isinstance(other, dict) and set(value) == set(other):
+            _same(value, other, folder, f"{where}.")
+        elif value != other:
+            raise UserError(
+                f"--resume: {where} = {other!r}, but the run in {folder} has {value!r}; "
+                "drop the change, or start a new run in another folder"
+            )

@@ -1,0 +1,149 @@
+"""The training loop: roll out, score, learn, publish; now and then validate and save.
+
+Invariant: after step k the weights have version k, the metrics have k rows, and a checkpoint of k holds all that step
+k + 1 depends on. The loop knows roles and channels, not processes: where and how finely they run is not in it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, TypeVar
+
+from untail import __version__
+from untail.errors import UserError
+from untail.flow.channel import Channel
+from untail.flow.roles import LocalRoles
+from untail.observe.events import SCHEMA, read_lines
+from untail.observe.interval import mean_interval
+from untail.observe.metrics import step_metrics
+from untail.run import Run
+from untail.tasks.order import PromptOrder
+from untail.types import Batch, Group, Prompt
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Somebody asked the run to stop; everything up to the last whole step is saved."""
+
+
+@dataclass
+class Progress:
+    """What a run remembers between steps; it goes into every checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    validations: dict[str, dict[str, Any]] = field(default_factory=dict)  # step -> score, ci95, n, mean_len
+
+
+class Training:
+    def __init__(
+        self,
+        run: Run,
+        roles: LocalRoles,
+        prompts: list[Prompt],
+        held_out: list[Prompt],
+        show: Callable[[dict[str, Any]], None],
+        stop: asyncio.Event,
+    ):
+        self.run, self.recipe, self.roles = run, run.recipe, roles
+        self.order = PromptOrder(prompts, self.recipe.rollout.prompts, self.recipe.seed)
+        self.held_out = held_out
+        self.show = show  # hears of every metrics row and every validation
+        self.stop = stop
+        self.progress = Progress()
+
+    async def train(self) -> Progress:
+        """All steps that are left. Raises `Stopped` if it was asked to stop on the way."""
+        recipe, began = self.recipe, time.perf_counter()
+        await self.roles.start()
+        if self.run.resumed_from is not None:
+            self.progress = Progress(**(await self.roles.restore(self.run.resumed_from))["progress"])
+        began -= self.progress.seconds
+        self._log("run", schema=SCHEMA, untail=__version__, concurrency=recipe.engine.max_seqs)
+        try:
+            await self._validate(0)
+            for step in range(self.progress.step + 1, recipe.steps + 1):
+                await self._step(step)
+                self.progress.step, self.progress.seconds = step, time.perf_counter() - began
+                if step == recipe.steps or (recipe.validation.every and step % recipe.validation.every == 0):
+                    await self._validate(step)
+                if step == recipe.steps or step % recipe.checkpoint_every == 0:
+                    await self._save()
+        except Stopped:
+            await self._save()
+            raise
+        await self.roles.export(self.run.folder / "model")
+        return self.progress
+
+    async def _step(self, step: int) -> None:
+        begin = self.run.events.size
+        self._log("step", step=step)
+        channel: Channel[Group] = Channel()
+        rollout = asyncio.create_task(self.roles.roll_out(step, self.order.step(step), channel, self.run.events))
+        groups = await self._unless_stopped(self._collect(channel), rollout)
+        self._log("rolled_out", step=step)
+        self._refuse_if_nothing_was_scored(step, groups)
+        # Groups arrive as they finish; their order must not depend on that, or no run could be repeated.
+        batch = Batch(step, sorted(groups, key=lambda group: group.prompt.id))
+        figures = await self.roles.update(batch)
+        self._log("update", step=step, **figures)
+        self._log("done", step=step)
+        events = read_lines(self.run.events.path, begin)
+        metrics = step_metrics(events, self.recipe.engine.max_seqs)
+        self.progress.tokens += metrics["tokens"]
+        self.run.metrics.write(metrics)
+        self.show(metrics)
+
+    async def _collect(self, channel: Channel[Group]) -> list[Group]:
+        return [group async for group in channel]
+
+    async def _validate(self, step: int) -> None:
+        if str(step) in self.progress.validations:  # a resumed run has it already
+            return
+        work = self.roles.validate(step, self.held_out, self.recipe.validation.temperature)
+        trajectories = await self._unless_stopped(work)
+        scores = [trajectory.reward for trajectory in trajectories]
+        result = {
+            "score": fmean(scores),
+            "ci95": list(mean_interval(scores)),
+            "n": len(scores),
+            "mean_len": fmean(len(trajectory.tokens) for trajectory in trajectories),
+        }
+        self.progress.validations[str(step)] = result
+        self._log("validation", step=step, **result)
+        self.show({"step": step, "validation": result})
+
+    async def _save(self) -> None:
+        state = {"progress": self.progress.__dict__, "sizes": self.run.sizes}
+        folder = self.run.folder / "checkpoints"
+        await self.roles.save(folder, self.progress.step, state, self.recipe.keep_checkpoints)
+
+    async def _unless_stopped(self, work: Awaitable[T], *helpers: asyncio.Task[None]) -> T:
+        """The work's result; if a stop is asked for first, the work and its helpers are cancelled."""
+        task = asyncio.ensure_future(work)
+        asked = asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
+            if self.stop.is_set():
+                raise Stopped
+            return task.result()
+        finally:
+            for other in (task, asked, *helpers):
+                other.cancel()
+            await asyncio.gather(task, asked, *helpers, return_exceptions=True)
+
+    def _log(self, event: str, **fields: Any) -> None:
+        self.run.events.write({"e": event, "t": self.roles.backend.clock.now(), **fields})
+
+    @staticmethod
+    def _refuse_if_nothing_was_scored(step: int, groups: list[Group]) -> None:
+        failures = [trajectory.failure for group in groups for trajectory in group.trajectories]
+        if all(failures):
+            raise UserError(
+                f"every one of the {len(failures)} answers of step {step} failed to be scored (the first: {failures[0]}); "
+                "mend the reward and go on with --resume"
+            )
