@@ -8,7 +8,7 @@ import sys
 import typer
 
 from untail import __version__
-from untail.cli import bench, doctor, generate
+from untail.cli import bench, doctor, evaluate, generate, tasks, train
 from untail.cli.output import say
 from untail.errors import UserError
 
@@ -19,9 +19,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
+app.add_typer(tasks.app, name="tasks")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,110 @@
+"""Checkpoints that are whole or not there: `FOLDER/step-000120/` with tensors.safetensors and state.json, no pickle.
+
+Invariant: a folder named `step-...` is complete and on the disk. It is written aside as `.tmp-...`, every file and
+folder is synced, then it is renamed. Whatever goes wrong before the rename leaves the earlier checkpoints as they
+were. A step is written once: saving it again returns what is there.
+"""
+
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from untail.errors import UserError
+
+TENSORS, STATE = "tensors.safetensors", "state.json"
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be written or read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], keep: int = 2) -> Path:
+    """Write the checkpoint of `step`, then remove all but the newest `keep`."""
+    previous = latest(folder)
+    final = folder / f"step-{step:06d}"
+    aside = folder / f".tmp-step-{step:06d}"
+    if final.exists():
+        return final
+    try:
+        _remove_leftovers(folder)
+        aside.mkdir(parents=True)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside / TENSORS)
+        (aside / STATE).write_text(json.dumps({"step": step, "state": state}) + "\n")
+        for path in (aside / TENSORS, aside / STATE, aside):
+            _sync(path)
+        os.rename(aside, final)
+        _sync(folder)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise CheckpointError(_why(error, final, previous)) from error
+        raise
+    _forget_old(folder, keep)
+    return final
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, if there is any."""
+    return max(_complete(folder), key=_step, default=None)
+
+
+def load(path: Path) -> Checkpoint:
+    try:
+        written = json.loads((path / STATE).read_text())
+        return Checkpoint(written["step"], load_file(path / TENSORS), written["state"])
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be read ({error}); remove that folder to resume from the one before it"
+        ) from error
+
+
+def _complete(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name) and path.is_dir()]
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _forget_old(folder: Path, keep: int) -> None:
+    """An old checkpoint is renamed before it is emptied: half of one must not look whole."""
+    with suppress(OSError):  # one too many does no harm, and the next save tries again
+        for path in sorted(_complete(folder), key=_step)[:-keep]:
+            path.rename(folder / f".tmp-old-{path.name}")
+    _remove_leftovers(folder)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(".tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _why(error: Exception, final: Path, previous: Path | None) -> str:
+    """A sentence with the path, the reason, and what a resumed run would start from."""
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    kept = f"{previous} is intact" if previous else "there is no earlier one"
+    return f"cannot write the checkpoint {final}: {reason}; {kept}. Make room or mend the disk, then run with --resume"

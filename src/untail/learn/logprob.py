@@ -1,0 +1,94 @@
+"""The output head, fused with what is done to it: log-probs of the sampled tokens, their entropy, a loss on them.
+
+Invariant: [rows x vocab] exists for at most `logit_rows` rows at once, forward and backward. `head_loss` takes the
+gradient of a chunk while its probabilities are still there, so nothing is computed twice; this is why the loss must
+be a sum over rows, and why it comes in as a function.
+
+With z = W h / temperature for one row and y its sampled token:
+  log p(y) = z_y - logsumexp(z);  entropy = -sum_v p_v log p_v;  d log p(y) / dz_v = [v = y] - p_v
+
+Shape suffixes: R rows in the loss, D hidden, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LossOfRows = Callable[[slice, Tensor, Tensor], Tensor]
+"""From some rows, their log-probs (with gradient) and entropies (without) to those rows' part of the loss, a scalar."""
+
+
+@torch.no_grad()
+def token_logprobs(
+    hidden_RD: Tensor, weight_VD: Tensor, target_R: Tensor, temperature: float, logit_rows: int
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target and entropy of each distribution, both [R], in float32 or better; no gradient."""
+    parts = [
+        _logprob_entropy_probs(hidden_RD[rows], weight_VD, target_R[rows], temperature)[:2]
+        for rows in _chunks(len(target_R), logit_rows)
+    ]
+    logprob_R, entropy_R = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logprob_R, entropy_R
+
+
+def head_loss(
+    hidden_RD: Tensor, weight_VD: Tensor, target_R: Tensor, temperature: float, logit_rows: int, loss_of: LossOfRows
+) -> Tensor:
+    """sum over chunks of `loss_of(rows, logprob, entropy)`, differentiable in `hidden_RD` and `weight_VD`."""
+    return _HeadLoss.apply(hidden_RD, weight_VD, target_R, temperature, logit_rows, loss_of)
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RD: Tensor,
+        weight_VD: Tensor,
+        target_R: Tensor,
+        temperature: float,
+        logit_rows: int,
+        loss_of: LossOfRows,
+    ) -> Tensor:
+        grad_hidden_RD, grad_weight_VD = torch.empty_like(hidden_RD), torch.zeros_like(weight_VD)
+        total = hidden_RD.new_zeros((), dtype=_at_least_float32(hidden_RD.dtype))
+        for rows in _chunks(len(target_R), logit_rows):
+            hidden, target = hidden_RD[rows], target_R[rows]
+            logprob, entropy, probs = _logprob_entropy_probs(hidden, weight_VD, target, temperature)
+            with torch.enable_grad():
+                loss = loss_of(rows, logprob.requires_grad_(), entropy)
+                (slope_R,) = torch.autograd.grad(loss, logprob)
+            total += loss.detach()
+            slope_R = slope_R / temperature
+            grad_logits = probs.mul_(-slope_R[:, None])
+            grad_logits[torch.arange(len(target), device=target.device), target] += slope_R
+            grad_logits = grad_logits.to(weight_VD.dtype)
+            torch.mm(grad_logits, weight_VD, out=grad_hidden_RD[rows])
+            grad_weight_VD.addmm_(grad_logits.T, hidden)
+        ctx.save_for_backward(grad_hidden_RD, grad_weight_VD)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden_RD, grad_weight_VD = ctx.saved_tensors
+        scale = grad_outputs[0].to(grad_hidden_RD.dtype)
+        return grad_hidden_RD * scale, grad_weight_VD * scale, None, None, None, None
+
+
+def _logprob_entropy_probs(
+    hidden: Tensor, weight_VD: Tensor, target: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits = (hidden @ weight_VD.T).to(_at_least_float32(hidden.dtype))
+    all_logprobs = torch.log_softmax(logits.div_(temperature), dim=-1)
+    probs = all_logprobs.exp()
+    entropy = -torch.linalg.vecdot(probs, all_logprobs)
+    return all_logprobs.gather(1, target[:, None]).squeeze(1), entropy, probs
+
+
+def _chunks(rows: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

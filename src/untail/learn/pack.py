@@ -1,0 +1,147 @@
+"""Samples packed into micro-batches: whole sequences end to end, no padding, and each prompt once.
+
+Invariant: every token in the loss appears exactly once, predicted by the hidden state one position before it. Responses
+to one prompt share that prompt's tokens within a micro-batch. A micro-batch computes at most `token_budget` tokens,
+unless it is one sequence that is longer. Sequences end with the last position that predicts a token in the loss.
+
+Shape suffixes: T packed tokens, U tokens of the whole sequences (shared ones repeated), R rows in the loss.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from untail.learn.sample import Sample
+
+
+@dataclass(slots=True)
+class LossColumns:
+    """One entry per token in the loss. The trainer fills in the log-probs `old` and `reference` where it needs them."""
+
+    target_R: Tensor
+    engine_logprob_R: Tensor
+    advantage_R: Tensor
+    weight_R: Tensor
+    old_R: Tensor | None = None
+    reference_R: Tensor | None = None
+
+    def rows(self, rows: slice) -> "LossColumns":
+        return LossColumns(
+            self.target_R[rows],
+            self.engine_logprob_R[rows],
+            self.advantage_R[rows],
+            self.weight_R[rows],
+            None if self.old_R is None else self.old_R[rows],
+            None if self.reference_R is None else self.reference_R[rows],
+        )
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """`lengths` are of whole sequences and sum to U. `predictor_R`: the packed token that predicts a row's target."""
+
+    lengths: list[int]
+    ids_T: Tensor
+    positions_T: Tensor
+    unrolled_U: Tensor
+    home_T: Tensor
+    predictor_R: Tensor
+    columns: LossColumns
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One sample as the model sees it: prompt and response, cut after the last predictor."""
+
+    sample: Sample
+    prompt: tuple[int, ...]
+    response: list[int]
+    in_loss: np.ndarray
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+def pack(samples: Iterable[Sample], token_budget: int, device: torch.device, dtype: torch.dtype) -> list[MicroBatch]:
+    """Micro-batches of all samples that have a token in the loss; log-probs, advantages and weights are `dtype`."""
+    sequences = [sequence for sample in samples if (sequence := _sequence(sample)) is not None]
+    return [_micro_batch(part, device, dtype) for part in _cut(sequences, token_budget)]
+
+
+def _sequence(sample: Sample) -> _Sequence | None:
+    in_loss = np.flatnonzero(sample.weight_N)
+    if not len(in_loss):
+        return None
+    return _Sequence(sample, sample.trajectory.prompt.tokens, sample.trajectory.tokens[: in_loss[-1]], in_loss)
+
+
+def _cut(sequences: list[_Sequence], token_budget: int) -> list[list[_Sequence]]:
+    """In the order given, which has siblings side by side; a shared prompt counts once."""
+    parts: list[list[_Sequence]] = []
+    used, prompts = 0, set[tuple[int, ...]]()
+    for sequence in sequences:
+        needed = len(sequence.response) + (0 if sequence.prompt in prompts else len(sequence.prompt))
+        if not parts or used + needed > token_budget:
+            parts.append([])
+            used, prompts, needed = 0, set(), sequence.length
+        parts[-1].append(sequence)
+        used += needed
+        prompts.add(sequence.prompt)
+    return parts
+
+
+def _micro_batch(sequences: list[_Sequence], device: torch.device, dtype: torch.dtype) -> MicroBatch:
+    # Neighbours of equal length share one call of the attention kernel.
+    sequences = sorted(sequences, key=lambda sequence: sequence.length)
+    ids, positions, unrolled = _lay_out(sequences)
+    # np.unique returns the first whole-sequence token that is each packed token; all packed tokens occur.
+    home = np.unique(np.concatenate(unrolled), return_index=True)[1]
+    predictors = [index[len(s.prompt) - 1 + s.in_loss] for s, index in zip(sequences, unrolled, strict=True)]
+
+    def whole(parts: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(device)
+
+    def in_loss(column: str) -> Tensor:
+        return whole([np.asarray(getattr(s.sample.trajectory, column))[s.in_loss] for s in sequences])
+
+    return MicroBatch(
+        lengths=[sequence.length for sequence in sequences],
+        ids_T=whole(ids),
+        positions_T=whole(positions),
+        unrolled_U=whole(unrolled),
+        home_T=whole([home]),
+        predictor_R=whole(predictors),
+        columns=LossColumns(
+            target_R=in_loss("tokens"),
+            engine_logprob_R=in_loss("policy_logprob").to(dtype),
+            advantage_R=whole([s.sample.advantage_N[s.in_loss] for s in sequences]).to(dtype),
+            weight_R=whole([s.sample.weight_N[s.in_loss] for s in sequences]).to(dtype),
+        ),
+    )
+
+
+def _lay_out(sequences: list[_Sequence]) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Pieces of packed ids and positions, and for each sequence where in the packed tokens its own tokens lie."""
+    ids: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    unrolled: list[np.ndarray] = []
+    prompt_at: dict[tuple[int, ...], np.ndarray] = {}
+    placed = 0
+
+    def place(tokens: tuple[int, ...] | list[int], first_position: int) -> np.ndarray:
+        nonlocal placed
+        ids.append(np.array(tokens, dtype=np.int64))
+        positions.append(np.arange(first_position, first_position + len(tokens)))
+        placed += len(tokens)
+        return np.arange(placed - len(tokens), placed)
+
+    for sequence in sequences:
+        if sequence.prompt not in prompt_at:
+            prompt_at[sequence.prompt] = place(sequence.prompt, 0)
+        response_at = place(sequence.response, len(sequence.prompt))
+        unrolled.append(np.concatenate((prompt_at[sequence.prompt], response_at)))
+    return ids, positions, unrolled

@@ -1,0 +1,115 @@
+"""The learner: one batch of finished groups in, one or more optimizer steps on the shared weights.
+
+Invariant: groups that teach nothing cost nothing, and a gradient that is not finite moves nothing; both are counted.
+The parameters are those the engine samples from, changed in place: the caller pauses the engine around `update` and
+bumps its weight version afterwards.
+
+pi_old is the policy at the start of `update`. The first minibatch needs no pass of its own for it, since its ratio is 1
+by definition; later minibatches do.
+"""
+
+import copy
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from untail.config import LearnConfig
+from untail.engine.models.decoder import Decoder
+from untail.learn.advantage import ADVANTAGES
+from untail.learn.loss import PolicyLoss
+from untail.learn.optimizer import Optimizer
+from untail.learn.pack import LossColumns, MicroBatch, pack
+from untail.learn.policy import Policy
+from untail.learn.sample import Sample, normalise, samples_of, teaches
+from untail.learn.tally import Tally
+from untail.types import Batch
+
+Minibatch = list[MicroBatch]
+
+
+class Trainer:
+    """`temperature` is the policy's (`policy_temperature`).
+
+    With `kl` > 0 the reference is a copy of the decoder as it is now, so a resumed run makes its trainer from the start
+    weights and then calls `load_state_dict`. Groups that teach nothing are left out of that KL too.
+    """
+
+    def __init__(self, decoder: Decoder, config: LearnConfig, temperature: float = 1.0):
+        self.config = config
+        self.advantage = ADVANTAGES.build(config.advantage, "learn.advantage")
+        self.policy = Policy(decoder, temperature, config.logit_rows, config.recompute)
+        self.reference: Policy | None = None
+        if config.kl > 0:
+            self.reference = Policy(copy.deepcopy(decoder).requires_grad_(False), temperature, config.logit_rows)
+        self._optimizer = Optimizer(decoder.named_parameters(), config)
+        self._loss = PolicyLoss(config.clip_low, config.clip_high, config.kl)
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Train on `batch`; returns this update's figures. `optimizer_steps` is 0 where no group taught anything."""
+        start = time.perf_counter()
+        groups = [samples_of(group, self.advantage) for group in batch.groups]
+        minibatches = self._minibatches(groups)
+        self._fill_logprobs(minibatches)
+        middle = time.perf_counter()
+        tally = Tally()
+        taken = [self._step(minibatch, tally) for minibatch in minibatches]
+        return tally.figures() | {
+            "zero_variance_groups": sum(not teaches(group) for group in groups),
+            "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
+            "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
+            "optimizer_steps": sum(taken),
+            "skipped_updates": len(taken) - sum(taken),
+            "logprob_seconds": middle - start,
+            "update_seconds": time.perf_counter() - middle,
+        }
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights and optimizer state as flat tensors (not copied: write them before the next update), and numbers."""
+        return self._optimizer.tensors(), {"optimizer_steps": self._optimizer.steps}
+
+    def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Continue from `state_dict`, in place: the engine's weights change too."""
+        self._optimizer.load(tensors, numbers["optimizer_steps"])
+
+    def _minibatches(self, groups: list[list[Sample]]) -> list[Minibatch]:
+        """Groups dealt out to `updates` minibatches, those that teach first, so that each gets its share of them."""
+        dealt = sorted(groups, key=lambda group: not teaches(group))
+        loss = self.config.loss or self.advantage.loss
+        weight = self.policy.decoder.output_weight
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        minibatches = []
+        for number in range(self.config.updates):
+            hand = dealt[number :: self.config.updates]
+            normalise([sample for group in hand for sample in group], loss, self.config.loss_length)
+            samples = [sample for group in hand if teaches(group) for sample in group]
+            minibatches.append(pack(samples, self.config.micro_batch_tokens, weight.device, dtype))
+        return [minibatch for minibatch in minibatches if minibatch]
+
+    def _fill_logprobs(self, minibatches: list[Minibatch]) -> None:
+        """Before the first step: the reference's log-probs, and pi_old's of all minibatches but the first."""
+        for number, minibatch in enumerate(minibatches):
+            for micro in minibatch:
+                if number > 0:
+                    micro.columns.old_R = self.policy.logprobs(micro)
+                if self.reference is not None:
+                    micro.columns.reference_R = self.reference.logprobs(micro)
+
+    def _step(self, minibatch: Minibatch, tally: Tally) -> bool:
+        """One optimizer step on the sum of the micro-batches' losses; False where the gradient was not finite."""
+        losses = []
+        for micro in minibatch:
+            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, tally))
+            loss.backward()
+            losses.append(loss.detach())
+        lr = self._optimizer.lr
+        norm, taken = self._optimizer.step()
+        tally.mean(loss=torch.stack(losses).sum(), grad_norm=norm, lr=torch.tensor(lr, dtype=torch.float64))
+        return taken
+
+    def _loss_of_rows(
+        self, columns: LossColumns, tally: Tally, rows: slice, logprob: Tensor, entropy: Tensor
+    ) -> Tensor:
+        return self._loss(logprob, entropy, columns.rows(rows), tally)
