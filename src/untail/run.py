@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-
 from untail.config import Recipe, dump_toml, parse, read_toml
 from untail.errors import UserError
 from untail.learn import checkpoint

@@ -21,7 +21,6 @@ from untail.engine.weights import Source
 from untail.errors import RequestError, SequenceStateError
 from untail.types import Chunk, SequenceSpec
 
-
 SETTLED_AFTER = 16  # turns of the event loop in which nobody asked for anything
 
 

@@ -1,5 +1,6 @@
 """Ours against its peers on identical work: interleaved, median of several runs."""
 
+import time
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
@@ -7,9 +8,13 @@ from typing import Any
 import torch
 
 from untail.bench.engines import BenchEngine, Untail, transformers_engines
-from untail.bench.workloads import Workload, make_workload
+from untail.bench.workloads import Workload
+from untail.config import EngineConfig
+from untail.engine.engine import Engine
 from untail.engine.models.decoder import Decoder
+from untail.engine.models.shape import Shape
 from untail.errors import UserError, nearest
+from untail.types import SequenceSpec
 
 PEERS: dict[str, Callable[[Decoder], list[BenchEngine]]] = {"transformers": transformers_engines}
 
@@ -47,13 +52,6 @@ def toy_step_milliseconds(steps: int = 300) -> tuple[float, float]:
 
     The difference is the host's overhead: planning, laying out, sampling, delivering.
     """
-    import time
-
-    from untail.config import EngineConfig
-    from untail.engine.engine import Engine
-    from untail.engine.models.shape import Shape
-    from untail.types import SequenceSpec
-
     shape = Shape(
         "llama", vocab=512, hidden=64, intermediate=128, layers=4, heads=4, kv_heads=2, head_dim=16, context=1024
     )
@@ -76,6 +74,3 @@ def toy_step_milliseconds(steps: int = 300) -> tuple[float, float]:
         engine.step()
         whole.append(time.perf_counter() - start)
     return 1e3 * median(whole), 1e3 * median(forwards)
-
-
-__all__ = ["PEERS", "compare", "make_engines", "make_workload", "rows", "toy_step_milliseconds"]

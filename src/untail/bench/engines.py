@@ -1,13 +1,17 @@
 """The engines that are compared: ours and its peers, each as a function from a workload to seconds.
 
-Invariant: all sample at temperature 1 from the same weights in the same precision, and generate exactly the workload's
-lengths. A peer is warmed up and set up outside the timed part, with its own defaults.
+Invariant: all sample at temperature 1 from the same weights in the same precision, with memory enough to run all
+sequences at once, and generate exactly the workload's lengths. Setting up and warming up is not timed.
 """
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -18,18 +22,24 @@ from untail.engine.models.decoder import Decoder
 from untail.engine.models.folder import save_folder
 from untail.types import SequenceSpec
 
+PAGE = 256  # tokens in a page of transformers' cache, its own default
+
+Generate = Callable[[], int]
+"""Does the work; the number of tokens generated."""
+
 
 class BenchEngine(ABC):
     name: str
 
     @abstractmethod
-    def generate(self, workload: Workload) -> int:
-        """Do the work; the number of tokens generated."""
+    def session(self, workload: Workload) -> AbstractContextManager[Generate]:
+        """Everything set up for the workload, memory included."""
 
     def seconds(self, workload: Workload) -> float:
-        start = time.perf_counter()
-        made = self.generate(workload)
-        seconds = time.perf_counter() - start
+        with self.session(workload) as generate:
+            start = time.perf_counter()
+            made = generate()
+            seconds = time.perf_counter() - start
         if made != workload.tokens:
             raise RuntimeError(f"{self.name} made {made} tokens on {workload.name}, not {workload.tokens}")
         return seconds
@@ -41,25 +51,34 @@ class Untail(BenchEngine):
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
 
-    def generate(self, workload: Workload) -> int:
+    @contextmanager
+    def session(self, workload: Workload) -> Iterator[Generate]:
         engine = Engine(self.decoder, EngineConfig())
-        for number, (prompt, length) in enumerate(zip(workload.prompts, workload.lengths, strict=True)):
-            engine.add(SequenceSpec(str(number), tuple(prompt), length, stream=number))
-        made = 0
-        while engine.has_work:
-            made += sum(len(chunk.tokens) for _, chunk in engine.step())
-        return made
+
+        def generate() -> int:
+            for number, (prompt, length) in enumerate(zip(workload.prompts, workload.lengths, strict=True)):
+                engine.add(SequenceSpec(str(number), tuple(prompt), length, stream=number))
+            made = 0
+            while engine.has_work:
+                made += sum(len(chunk.tokens) for _, chunk in engine.step())
+            return made
+
+        yield generate
 
 
 class TransformersPadded(BenchEngine):
-    """`generate` over one padded batch; a row that has its length is filled with padding until the longest is done."""
+    """`generate` over one padded batch; a row that has its length is computed on until the longest is done."""
 
     name = "transformers padded"
 
-    def __init__(self, model):
+    def __init__(self, model: Any):
         self.model = model
 
-    def generate(self, workload: Workload) -> int:
+    @contextmanager
+    def session(self, workload: Workload) -> Iterator[Generate]:
+        yield partial(self._generate, workload)
+
+    def _generate(self, workload: Workload) -> int:
         from transformers import GenerationConfig, StoppingCriteriaList
 
         prompts = torch.tensor(workload.prompts)
@@ -79,25 +98,32 @@ class TransformersPadded(BenchEngine):
 
 
 class TransformersContinuous(BenchEngine):
-    """transformers' continuous batching."""
+    """transformers' continuous batching, its cache as large as the whole workload (by default it would take most of the
+    machine's memory)."""
 
     name = "transformers continuous"
 
-    def __init__(self, model):
+    def __init__(self, model: Any):
         self.model = model
 
-    def generate(self, workload: Workload) -> int:
-        from transformers import GenerationConfig
+    @contextmanager
+    def session(self, workload: Workload) -> Iterator[Generate]:
+        from transformers import ContinuousBatchingConfig, GenerationConfig
 
         settings = GenerationConfig(do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=1)
-        made = 0
-        with self.model.continuous_batching_context_manager(generation_config=settings) as manager:
-            for prompt, length in zip(workload.prompts, workload.lengths, strict=True):
-                manager.add_request(prompt, max_new_tokens=length)
-            for _ in workload.prompts:
-                result = manager.get_result(timeout=600)
-                made += len(result.generated_tokens)
-        return made
+        whole = [len(prompt) + length for prompt, length in zip(workload.prompts, workload.lengths, strict=True)]
+        pages = sum(-(-tokens // PAGE) for tokens in whole)
+        cache = ContinuousBatchingConfig(
+            page_size=PAGE, num_blocks=pages, max_batch_tokens=EngineConfig().max_batch_tokens
+        )
+        with self.model.continuous_batching_context_manager(settings, continuous_batching_config=cache) as manager:
+
+            def generate() -> int:
+                for prompt, length in zip(workload.prompts, workload.lengths, strict=True):
+                    manager.add_request(prompt, max_new_tokens=length)
+                return sum(len(manager.get_result(timeout=600).generated_tokens) for _ in workload.prompts)
+
+            yield generate
 
 
 def transformers_engines(decoder: Decoder) -> list[BenchEngine]:

@@ -20,7 +20,8 @@ def bench_engine(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tokens per second of the native engine and its peers."""
-    from untail.bench.engine import compare, make_engines, make_workload, rows, toy_step_milliseconds
+    from untail.bench.engine import compare, make_engines, rows, toy_step_milliseconds
+    from untail.bench.workloads import make_workload
     from untail.engine.models.load import load_decoder
     from untail.engine.models.sources import find_model
 
@@ -41,3 +42,34 @@ def bench_engine(
     say(f"4-layer toy, batch 1: {step:.2f} ms a step, {step - forward:.2f} ms of it host overhead")
     if json:
         print_json({"rows": table, "toy_step_ms": step, "toy_host_overhead_ms": step - forward})
+
+
+@app.command("train")
+def bench_train(
+    peer: Annotated[str, typer.Option(help="Comma-separated: trl.")] = "trl",
+    model: Annotated[str, typer.Option(help="The model to train.")] = "tiny",
+    prompts: Annotated[int, typer.Option(min=1, help="Groups in the step.")] = 32,
+    group: Annotated[int, typer.Option(min=2, help="Trajectories per group.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=2, help="The longest response.")] = 512,
+    runs: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Seconds of one GRPO step, ours and its peers', on identical work."""
+    from untail.bench.train import compare, draw_work, rows
+    from untail.config import load_recipe
+    from untail.engine.models.load import load_model
+    from untail.tasks.load import load_tasks
+
+    loaded = load_model(model, "cpu")
+    task = load_tasks(load_recipe(None, {}, []).task, loaded.tokenizer, loaded.decoder.shape.context - max_tokens)
+    work = draw_work(loaded, task.prompts[:prompts], group, max_tokens)
+    say(f"{len(work.lengths)} responses, {sum(work.lengths)} tokens, the longest {max(work.lengths)}")
+    timings: dict[str, list] = {}
+    for name, times in compare(loaded, work, [name for name in peer.split(",") if name], runs):
+        timings.setdefault(name, []).append(times)
+        say(f"  {name}: rollout {times.rollout_s:.1f} s, update {times.update_s:.1f} s, step {times.step_s:.1f} s")
+    table = rows(timings)
+    for row in table:
+        say(f"{row['system']:8} step {row['step_s']:7.2f} s   ratio {row['ratio']:.2f}")
+    if json:
+        print_json({"rows": table})

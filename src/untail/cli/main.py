@@ -3,9 +3,14 @@
 Invariant: exit 0, done; 2, the user's input is wrong, said in one sentence without a traceback; 1, a fault of ours.
 """
 
+import os
 import sys
 
 import typer
+
+# Threads that spin while they wait make torch ten times slower as soon as anything else wants a core (our own scoring
+# processes, say). It must be set before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from untail import __version__
 from untail.cli import bench, doctor, evaluate, generate, tasks, train

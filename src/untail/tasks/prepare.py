@@ -9,7 +9,7 @@ from typing import Any
 
 from untail.config import Recipe
 from untail.errors import ConfigError, DataError
-from untail.tasks.load import load_tasks
+from untail.tasks.load import TaskSet, load_tasks
 from untail.tokenizer import Tokenizer
 from untail.types import Prompt
 
@@ -34,8 +34,9 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RunData:
     if recipe.validation.task is None:
         held_out, prompts, valid = _take_out(train.prompts, count), train.prompts, train
     else:
-        valid = load_tasks(recipe.validation.task, tokenizer, room, "validation.task")
+        valid = load_tasks(_validation_table(recipe), tokenizer, room, "validation.task")
         prompts, held_out = train.prompts, valid.prompts[:count]
+        _refuse_two_rewards(train, valid)
     judged_by = {prompt.id for prompt in held_out}
     kept = [prompt for prompt in prompts if prompt.id not in judged_by]
     notes = [*train.notes, *(valid.notes if valid is not train else [])]
@@ -47,6 +48,23 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RunData:
             "lower it, or give the task more rows"
         )
     return RunData(kept, held_out, train.rewards | valid.rewards, notes)
+
+
+def _validation_table(recipe: Recipe) -> dict[str, Any]:
+    """The validation task; where it is the training task again, it is judged by the same reward unless it says else."""
+    table = dict(recipe.validation.task or {})
+    if table.get("name") == recipe.task.get("name") and "reward" in recipe.task:
+        table.setdefault("reward", recipe.task["reward"])
+    return table
+
+
+def _refuse_two_rewards(train: TaskSet, valid: TaskSet) -> None:
+    for name in train.rewards.keys() & valid.rewards.keys():
+        if train.rewards[name] != valid.rewards[name]:
+            raise ConfigError(
+                f"task and validation.task are both labelled {name!r} but have different rewards; "
+                "give validation.task.label another name"
+            )
 
 
 def _take_out(prompts: list[Prompt], count: int) -> list[Prompt]:

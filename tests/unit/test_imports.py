@@ -1,0 +1,63 @@
+"""Imports run one way, and the package costs nothing to import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import untail
+
+SOURCE = Path(untail.__file__).parent
+# Each room and what it may import; a room always sees itself, types, errors, config, registry and tokenizer.
+GROUND = {"errors", "types", "config", "registry", "tokenizer"}
+MAY_IMPORT = {
+    "errors": set(),
+    "types": set(),
+    "config": {"errors"},
+    "registry": {"errors", "config"},
+    "tokenizer": {"errors"},
+    "rewards": GROUND,
+    "tasks": GROUND | {"rewards"},
+    "engine": GROUND,
+    "backends": GROUND | {"engine"},
+    "observe": GROUND | {"train"},
+    "rollout": GROUND | {"backends", "rewards", "flow", "observe"},
+    "learn": GROUND | {"engine"},
+    "flow": GROUND | {"backends", "engine", "learn", "observe", "rewards", "rollout"},
+    "run": GROUND | {"learn", "observe"},
+    "train": GROUND | {"flow", "observe", "run", "tasks"},
+    "bench": GROUND | {"engine", "learn", "backends", "flow", "rewards", "rollout", "tasks"},
+    "cli": None,
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"untail.{alias.name}" for alias in node.names] if node.module == "untail" else [node.module]
+        found |= {name.split(".")[1] for name in names if name.startswith("untail.")}
+    return found
+
+
+def test_imports_run_one_way():
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        allowed = MAY_IMPORT.get(room, set())
+        if room == "__init__" or allowed is None:
+            continue
+        assert room in MAY_IMPORT, f"{room} is a room that this test does not know"
+        wrong = imports_of(path) - allowed - {room, "__version__"}
+        assert not wrong, f"{path.relative_to(SOURCE)} imports {sorted(wrong)}"
+
+
+def test_learner_and_rollout_meet_only_in_types():
+    assert "rollout" not in MAY_IMPORT["learn"]
+    assert "learn" not in MAY_IMPORT["rollout"]
+
+
+def test_importing_the_package_and_its_config_brings_no_torch():
+    code = "import sys, untail, untail.config, untail.types, untail.tasks, untail.rewards, untail.cli.main; "
+    code += "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
