@@ -1,8 +1,8 @@
 """The recipe tree: one TOML file, dotted overrides on top, checked as a whole.
 
 Invariant: nothing a user wrote is ignored. An unknown key or a bad value raises a `ConfigError` that names the field,
-the value and the nearest known key. Tables of tasks, rewards and mechanisms stay raw here; the registry checks each with
-its own class. This module imports no torch.
+the value and the nearest known key. Tables of tasks, rewards and mechanisms stay raw here; the registry checks each
+with its own class. This module imports no torch.
 """
 
 import tomllib
@@ -78,7 +78,8 @@ class RewardConfig(Strict):
 
 
 class ValidationConfig(Strict):
-    """Held-out prompts: those of `task`, or else `prompts` of the training task's own, which are then not trained on."""
+    """Held-out prompts: those of `task`, or else `prompts` of the training task's own, which are then not trained
+    on."""
 
     task: dict[str, Any] | None = None
     prompts: PositiveInt = 256

@@ -144,6 +144,6 @@ class Training:
         failures = [trajectory.failure for group in groups for trajectory in group.trajectories]
         if all(failures):
             raise UserError(
-                f"every one of the {len(failures)} answers of step {step} failed to be scored (the first: {failures[0]}); "
-                "mend the reward and go on with --resume"
+                f"every one of the {len(failures)} answers of step {step} failed to be scored (the first: "
+                f"{failures[0]}); mend the reward and go on with --resume"
             )

@@ -54,8 +54,9 @@ class SamplingParams:
 class SequenceSpec:
     """One sequence to generate.
 
-    `budget` counts model tokens until the first boundary; `chunk` is how many of them the caller wants to see at a time;
-    `hold` keeps the sequence resident after a stop, for an environment's reply; `hidden` asks for hidden-state sums.
+    `budget` counts model tokens until the first boundary; `chunk` is how many of them the caller wants to see at a
+    time; `hold` keeps the sequence resident after a stop, for an environment's reply; `hidden` asks for hidden-state
+    sums.
     """
 
     id: str
@@ -72,8 +73,9 @@ class SequenceSpec:
 class Chunk:
     """One or more new model tokens of a sequence, column by column, and how the stream ended if it did.
 
-    `mixed_kv` marks tokens that were sampled over keys and values of an older weight version (`kv_after_update = "keep"`).
-    `hidden_sum` is the sum of the last layer's hidden states from which these tokens were sampled, if it was asked for.
+    `mixed_kv` marks tokens that were sampled over keys and values of an older weight version (`kv_after_update =
+    "keep"`). `hidden_sum` is the sum of the last layer's hidden states from which these tokens were sampled, if it
+    was asked for.
     """
 
     tokens: list[int] = field(default_factory=list)

@@ -4,9 +4,9 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-
 from tests.helpers.models import random_decoder
 from tests.helpers.running import finish, join, spec
+
 from untail.backends.native import NativeBackend
 from untail.config import EngineConfig
 from untail.engine.engine import Engine, StepFailed

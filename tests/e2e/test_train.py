@@ -36,7 +36,8 @@ def test_a_run_leaves_what_it_promises(trained):
     assert parse(Recipe, read_toml(folder / "recipe.toml"), "").rollout.prompts == 4
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
     assert any((folder / "tensorboard").iterdir())
-    assert "before" in outcome.err and "after" in outcome.err
+    assert "before" in outcome.err
+    assert "after" in outcome.err
     assert "step    4/4" in outcome.err
 
 
@@ -51,7 +52,7 @@ def test_engine_and_trainer_agree_and_the_first_ratio_is_one(trained):
 def test_every_trajectory_has_a_life_in_the_events(trained):
     folder, _ = trained
     events = rows(folder, "events.jsonl")
-    assert events[0]["e"] == "run" and events[0]["schema"] == 1
+    assert (events[0]["e"], events[0]["schema"]) == ("run", 1)
     for kind in ("start", "end", "score"):
         assert len([event for event in events if event["e"] == kind]) == 4 * 16
     ended = sum(event["tokens"] for event in events if event["e"] == "end")

@@ -1,8 +1,8 @@
 """What "equal tokens" means in float32.
 
-Matrix products of different shapes round differently, so two runs may part where the reference itself hangs by a thread:
-the top two logits (greedy), or the drawn number and the nearest step of the cumulative distribution (sampled), closer than
-`THREAD`. Each such case is counted and reported; any other difference fails.
+Matrix products of different shapes round differently, so two runs may part where the reference itself hangs by a
+thread: the top two logits (greedy), or the drawn number and the nearest step of the cumulative distribution
+(sampled), closer than `THREAD`. Each such case is counted and reported; any other difference fails.
 """
 
 import torch

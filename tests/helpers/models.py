@@ -8,7 +8,7 @@ from untail.engine.models.decoder import Decoder
 from untail.engine.models.folder import save_folder
 from untail.engine.models.shape import Rope, Shape
 
-COMMON = dict(vocab=199, hidden=48, intermediate=96, layers=3, heads=6, kv_heads=2, context=512, eos_ids=())
+COMMON = {"vocab": 199, "hidden": 48, "intermediate": 96, "layers": 3, "heads": 6, "kv_heads": 2, "context": 512}
 FAMILIES = {
     "llama": Shape(family="llama", head_dim=8, rope=Rope(500.0), **COMMON),
     "qwen2": Shape(family="qwen2", head_dim=8, qkv_bias=True, tied=False, rope=Rope(1000.0), **COMMON),

@@ -1,7 +1,7 @@
 """Random operations in random order: the block manager and the scheduler never lose a block or a sequence.
 
-The decoder is replaced by a runner that draws tokens without computing anything, so that hundreds of long runs are cheap;
-everything else is the real engine.
+The decoder is replaced by a runner that draws tokens without computing anything, so that hundreds of long runs are
+cheap; everything else is the real engine.
 """
 
 import random
@@ -10,9 +10,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
 from tests.helpers.models import FAMILIES
 from tests.helpers.running import spec
+
 from untail.config import EngineConfig
 from untail.engine.blocks import BLOCK
 from untail.engine.engine import Engine

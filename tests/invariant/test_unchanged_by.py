@@ -4,9 +4,9 @@ Every test makes the same sequences in some other way and compares them, greedy 
 """
 
 import pytest
-
 from tests.helpers.equality import assert_same
 from tests.helpers.running import GREEDY, finish, join, spec
+
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
 from untail.types import Chunk, SamplingParams

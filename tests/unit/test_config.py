@@ -72,7 +72,7 @@ def test_what_is_wrong_is_one_sentence(assignment):
 
 
 def test_unknown_recipe_and_unreadable_files(tmp_path):
-    with pytest.raises(ConfigError, match="unknown recipe 'grpoo'; did you mean 'grpo'?"):
+    with pytest.raises(ConfigError, match=re.escape("unknown recipe 'grpoo'; did you mean 'grpo'?")):
         load_recipe("grpoo", {}, [])
     with pytest.raises(ConfigError, match=r"cannot read the recipe .*missing\.toml: No such file"):
         load_recipe(str(tmp_path / "missing.toml"), {}, [])

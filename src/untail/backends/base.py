@@ -1,7 +1,7 @@
 """What the rollout controller asks of an engine, whichever it is.
 
-Invariant: time comes from the backend's clock alone, so that a simulator can run the same controller in virtual time. An
-error is raised to the caller that owns the sequence and to nobody else.
+Invariant: time comes from the backend's clock alone, so that a simulator can run the same controller in virtual time.
+An error is raised to the caller that owns the sequence and to nobody else.
 """
 
 import asyncio
@@ -56,13 +56,14 @@ class Backend(Protocol):
         """Start a sequence and stream its chunks.
 
         Post: every chunk has at least one token, or an `end`. The stream closes after `stop` (unless `spec.hold`),
-        `length` and `abort`. After `boundary`, and after a held `stop`, it waits until extend, append or release decides.
-        A consumer that goes away aborts its sequence.
+        `length` and `abort`. After `boundary`, and after a held `stop`, it waits until extend, append or release
+        decides. A consumer that goes away aborts its sequence.
         """
         ...
 
     def stream(self, name: str) -> AsyncGenerator[Chunk, None]:
-        """The chunks of a fork's child, under the same rules. Pre: `name` came from `fork` and has no other consumer."""
+        """The chunks of a fork's child, under the same rules. Pre: `name` came from `fork` and has no other
+        consumer."""
         ...
 
     async def extend(self, name: str, budget: int) -> None:

@@ -1,8 +1,9 @@
 """One GRPO step, ours against TRL's, on identical work.
 
-Invariant: the same weights, prompts, group size, response lengths and rewards on both sides. Lengths are drawn once from
-the model itself and then forced (no side may stop early), and rewards are dealt by row, so that every group teaches. The
-timed part is the whole step: rollout, log-probs, loss, backward, optimizer. Setting up a trainer is not timed.
+Invariant: the same weights, prompts, group size, response lengths and rewards on both sides. Lengths are drawn once
+from the model itself and then forced (no side may stop early), and rewards are dealt by row, so that every group
+teaches. The timed part is the whole step: rollout, log-probs, loss, backward, optimizer. Setting up a trainer is not
+timed.
 """
 
 import copy

@@ -40,7 +40,7 @@ def train(
     wanted = load_recipe(recipe, changes, set_ or [])
     if resume and out is None:
         raise UserError("--resume needs --out: the folder of the run to continue")
-    folder = out or Path("runs") / f"{recipe and Path(recipe).stem or 'quickstart'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or Path("runs") / f"{(recipe and Path(recipe).stem) or 'quickstart'}-{time.strftime('%Y%m%d-%H%M%S')}"
     result = _train(folder, wanted if given or not resume else None, steps, resume)
     if json:
         print_json(result)

@@ -1,8 +1,8 @@
 """The native engine: sequences in, chunks of tokens out, one step at a time.
 
 Invariant: between two calls every sequence is in exactly one of the scheduler's places, its blocks are accounted for
-(`check_integrity`), and an operation that raises has changed nothing. The engine is synchronous and owned by one thread;
-backends/native.py makes it asynchronous.
+(`check_integrity`), and an operation that raises has changed nothing. The engine is synchronous and owned by one
+thread; backends/native.py makes it asynchronous.
 """
 
 from collections import Counter
@@ -39,7 +39,8 @@ class Engine:
         blocks = config.kv_blocks or int(config.kv_gib * 2**30) // Runner.block_bytes(decoder)
         if blocks < 1:
             raise RequestError(
-                f"engine.kv_gib = {config.kv_gib} does not hold one KV block of {Runner.block_bytes(decoder)} bytes; raise it"
+                f"engine.kv_gib = {config.kv_gib} does not hold one KV block of {Runner.block_bytes(decoder)} bytes; "
+                "raise it"
             )
         self.decoder = decoder
         self.config = config
@@ -119,8 +120,8 @@ class Engine:
         length = len(sequence.tokens) + len(tokens)
         if length >= self.limits.context:
             raise RequestError(
-                f"sequence {name!r} would have {length} tokens with the reply, but the context holds {self.limits.context} "
-                "with at least one to generate; shorten the reply or release the sequence"
+                f"sequence {name!r} would have {length} tokens with the reply, but the context holds "
+                f"{self.limits.context} with at least one to generate; shorten the reply or release the sequence"
             )
         self.limits.check_budget(name, length, max(sequence.budget, 1))
         sequence.tokens += tokens
@@ -134,7 +135,8 @@ class Engine:
         temperatures = temperatures or [parent.spec.sampling.temperature] * len(streams)
         if len(temperatures) != len(streams) or not streams:
             raise RequestError(
-                f"fork of {name!r}: {len(streams)} streams and {len(temperatures)} temperatures; give one of each per child"
+                f"fork of {name!r}: {len(streams)} streams and {len(temperatures)} temperatures; "
+                "give one of each per child"
             )
         for temperature in temperatures:
             check_temperature(name, temperature)

@@ -1,8 +1,8 @@
 """The prefix cache: full blocks found again by what is in them and everything before it.
 
-Invariant: a cached block holds the keys and values of exactly the token path that leads to it, computed with exactly the
-weight version at its root. The path is a chain of (parent node, 16 tokens), compared token by token: no hash can collide,
-and a new weight version starts from a new root, so that nothing stale is ever found.
+Invariant: a cached block holds the keys and values of exactly the token path that leads to it, computed with exactly
+the weight version at its root. The path is a chain of (parent node, 16 tokens), compared token by token: no hash can
+collide, and a new weight version starts from a new root, so that nothing stale is ever found.
 """
 
 from collections.abc import Sequence as Tokens
@@ -44,7 +44,8 @@ class PrefixCache:
         return blocks, path
 
     def insert(self, path: list[Node], tokens: Tokens[int], blocks: list[int], full: int) -> None:
-        """Extend `path` (nodes of a sequence's blocks so far) to its first `full` blocks, caching those not yet known."""
+        """Extend `path` (nodes of a sequence's blocks so far) to its first `full` blocks, caching those not yet
+        known."""
         if not self.enabled:
             return
         for index in range(len(path), full):

@@ -1,6 +1,7 @@
 """One step on the device: lay out the planned tokens, run the decoder over them, sample where a sequence has caught up.
 
-Invariant: the runner holds the KV tensor and nothing else that outlives a step; who owns which block is the scheduler's.
+Invariant: the runner holds the KV tensor and nothing else that outlives a step; who owns which block is the
+scheduler's.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """One sequence in the engine.
 
-Invariant: `tokens` is everything known (prompt, sampled tokens, an environment's replies), `computed` of them have their
-keys and values in `blocks`. Prefill, decode, recompute and verification are one thing: let the second catch up with the
-first. A sequence that has caught up samples its next token.
+Invariant: `tokens` is everything known (prompt, sampled tokens, an environment's replies), `computed` of them have
+their keys and values in `blocks`. Prefill, decode, recompute and verification are one thing: let the second catch up
+with the first. A sequence that has caught up samples its next token.
 """
 
 from enum import Enum

@@ -36,8 +36,8 @@ class Limits:
         longest = min(length + budget, self.context)
         if blocks_for(longest) > self.blocks:
             raise RequestError(
-                f"sequence {name!r} may grow to {longest} tokens and needs {blocks_for(longest)} KV blocks of {BLOCK}, but the "
-                f"pool has {self.blocks}; raise engine.kv_gib (or engine.kv_blocks) or lower the budget"
+                f"sequence {name!r} may grow to {longest} tokens and needs {blocks_for(longest)} KV blocks of {BLOCK}, "
+                f"but the pool has {self.blocks}; raise engine.kv_gib (or engine.kv_blocks) or lower the budget"
             )
 
     def check_tokens(self, tokens: Tokens[int], owner: str) -> None:

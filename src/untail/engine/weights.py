@@ -14,7 +14,8 @@ from untail.engine.models.names import check, copy_in
 from untail.errors import WeightsError
 
 Source = Mapping[str, Tensor] | Path | None
-"""Hugging Face tensors by name, a folder of safetensors, or None: the shared parameters were already changed in place."""
+"""Hugging Face tensors by name, a folder of safetensors, or None: the shared parameters were already changed in
+place."""
 
 
 def update(decoder: Decoder, source: Source, current: int, version: int) -> None:

@@ -3,17 +3,17 @@
 Invariant: `events.jsonl` begins with a `run` event that carries the schema's version, and every figure of a run can be
 computed from this file alone. Times are seconds on the backend's clock since the run began.
 
-| event      | when                                | fields beyond `e`, `t`, `step`                                        |
-|------------|-------------------------------------|-----------------------------------------------------------------------|
-| run        | once, and at every resume           | schema, untail, recipe, concurrency                                    |
-| step       | a step begins                       |                                                                       |
-| start      | a trajectory gets a slot            | id, prompt                                                            |
-| end        | it leaves its slot                  | id, tokens, prompt_tokens, end, versions (first, last), entropy       |
-| score      | its reward is known                 | id, reward, failure                                                   |
-| rolled_out | the last group of the step is done  |                                                                       |
-| update     | the weights have changed            | the trainer's figures                                                 |
-| done       | the step is over                    |                                                                       |
-| validation | held-out prompts were scored        | score, ci95, n, mean_len                                              |
+| event      | when                                | fields beyond `e`, `t`, `step` |
+|---|---|---|
+| run        | once, and at every resume           | schema, untail, recipe, concurrency |
+| step       | a step begins                       | |
+| start      | a trajectory gets a slot            | id, prompt |
+| end        | it leaves its slot                  | id, tokens, prompt_tokens, end, versions (first, last), entropy |
+| score      | its reward is known                 | id, reward, failure |
+| rolled_out | the last group of the step is done  | |
+| update     | the weights have changed            | the trainer's figures |
+| done       | the step is over                    | |
+| validation | held-out prompts were scored        | score, ci95, n, mean_len |
 """
 
 import json
@@ -46,7 +46,8 @@ class JsonLines:
             self._file.flush()
         except OSError as error:
             raise UserError(
-                f"cannot write {self.path}: {error.strerror}; what was written before is intact: make room, then --resume"
+                f"cannot write {self.path}: {error.strerror}; what was written before is intact: "
+                "make room, then --resume"
             ) from error
 
     def close(self) -> None:

@@ -7,7 +7,8 @@ Z95 = 1.959964
 
 
 def wilson(mean: float, n: int) -> tuple[float, float]:
-    """Wilson's interval for a proportion; for other scores within [0, 1] it is on the safe side (their variance is less)."""
+    """Wilson's interval for a proportion; for other scores within [0, 1] it is on the safe side (their variance is
+    less)."""
     centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n**2))
     return centre - half, centre + half

@@ -1,7 +1,8 @@
 """A step's figures, computed from its events alone (see events.py), so that they can be recomputed from any run.
 
-Invariant: fields whose names end in `_s` are times, and those in `TIMED` are made from times; everything else is the same
-for two runs with the same seed in deterministic mode. The definitions are those of the documentation's table of figures.
+Invariant: fields whose names end in `_s` are times, and those in `TIMED` are made from times; everything else is the
+same for two runs with the same seed in deterministic mode. The definitions are those of the documentation's table of
+figures.
 """
 
 from collections import Counter, defaultdict

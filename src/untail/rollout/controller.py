@@ -37,7 +37,8 @@ class Controller:
         self.seed = seed
 
     async def roll_out(self, step: int, prompts: list[Prompt], channel: Channel[Group], log: JsonLines | None) -> None:
-        """Sample `config.group` trajectories for each prompt; groups go to the channel as they finish, then it closes."""
+        """Sample `config.group` trajectories for each prompt; groups go to the channel as they finish, then it
+        closes."""
         await self._run(f"train-{step}", step, prompts, self.config.group, self.config.temperature, channel, log)
 
     async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:

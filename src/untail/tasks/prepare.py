@@ -27,7 +27,8 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RunData:
     room = context - recipe.rollout.max_tokens
     if room < 1:
         raise ConfigError(
-            f"rollout.max_tokens = {recipe.rollout.max_tokens} leaves no room for a prompt in a context of {context}; lower it"
+            f"rollout.max_tokens = {recipe.rollout.max_tokens} leaves no room for a prompt in a context of {context}; "
+            "lower it"
         )
     train = load_tasks(recipe.task, tokenizer, room)
     count = recipe.validation.prompts

@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
-
 from tests.helpers.models import random_decoder
 from tests.helpers.running import finish, spec
+
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
 from untail.engine.models.names import split_out

@@ -8,9 +8,9 @@ from torch import Tensor
 class Attention(Protocol):
     """Made for one forward pass over T packed tokens.
 
-    Pre: q is [T, H, D], k and v are [T, K, D] with H a multiple of K, rotary positions applied, in the order of the packed
-    tokens. Post: [T, H * D]; token t has seen itself and the earlier tokens of its own sequence and nothing else. An
-    implementation with a cache stores k and v before it reads.
+    Pre: q is [T, H, D], k and v are [T, K, D] with H a multiple of K, rotary positions applied, in the order of the
+    packed tokens. Post: [T, H * D]; token t has seen itself and the earlier tokens of its own sequence and nothing
+    else. An implementation with a cache stores k and v before it reads.
     """
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor: ...

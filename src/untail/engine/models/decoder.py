@@ -1,8 +1,8 @@
 """The decoder as a plain loop: the one definition that the engine runs and the learner trains.
 
-Invariant: tokens are packed. `forward` sees one flat row of T tokens with their positions and knows nothing of sequences,
-batches or caches; `attention` alone knows which token may look at which. q, k and v are one matrix, and so are gate and
-up: names.py says how they map to Hugging Face's names.
+Invariant: tokens are packed. `forward` sees one flat row of T tokens with their positions and knows nothing of
+sequences, batches or caches; `attention` alone knows which token may look at which. q, k and v are one matrix, and so
+are gate and up: names.py says how they map to Hugging Face's names.
 
 Shape suffixes: T tokens, D hidden, H query heads, K key-value heads, V vocabulary, R rows whose logits are wanted.
 """

