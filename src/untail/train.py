@@ -7,7 +7,7 @@ k + 1 depends on. The loop knows roles and channels, not processes: where and ho
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -20,23 +20,13 @@ from untail.observe.interval import mean_interval
 from untail.observe.metrics import step_metrics
 from untail.run import Run
 from untail.tasks.order import PromptOrder
-from untail.types import Batch, Group, Prompt
+from untail.types import Batch, Group, Progress, Prompt
 
 T = TypeVar("T")
 
 
 class Stopped(Exception):
     """Somebody asked the run to stop; everything up to the last whole step is saved."""
-
-
-@dataclass
-class Progress:
-    """What a run remembers between steps; it goes into every checkpoint."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    validations: dict[str, dict[str, Any]] = field(default_factory=dict)  # step -> score, ci95, n, mean_len
 
 
 class Training:
@@ -118,7 +108,7 @@ class Training:
         self.show({"step": step, "validation": result})
 
     async def _save(self) -> None:
-        state = {"progress": self.progress.__dict__, "sizes": self.run.sizes}
+        state = {"progress": asdict(self.progress), "sizes": self.run.sizes}
         folder = self.run.folder / "checkpoints"
         await self.roles.save(folder, self.progress.step, state, self.recipe.keep_checkpoints)
 

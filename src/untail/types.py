@@ -141,3 +141,13 @@ class Batch:
     @property
     def trajectories(self) -> list[Trajectory]:
         return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run remembers between steps; it goes into every checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    validations: dict[str, dict[str, Any]] = field(default_factory=dict)  # step -> score, ci95, n, mean_len

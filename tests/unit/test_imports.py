@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "tasks": GROUND | {"rewards"},
     "engine": GROUND,
     "backends": GROUND | {"engine"},
-    "observe": GROUND | {"train"},
+    "observe": GROUND,
     "rollout": GROUND | {"backends", "rewards", "flow", "observe"},
     "learn": GROUND | {"engine"},
     "flow": GROUND | {"backends", "engine", "learn", "observe", "rewards", "rollout"},

@@ -15,7 +15,7 @@ def bench_engine(
     workload: Annotated[str, typer.Option(help="Comma-separated: longtail, uniform, group, single.")] = "longtail",
     model: Annotated[str, typer.Option(help="The model to run.")] = "smollm2",
     sequences: Annotated[int, typer.Option(min=1, help="Sequences per workload.")] = 64,
-    median: Annotated[int, typer.Option(min=1, help="Median response length in tokens.")] = 32,
+    median: Annotated[int, typer.Option(min=1, help="Median response length in tokens.")] = 20,
     runs: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

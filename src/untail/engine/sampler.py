@@ -8,9 +8,12 @@ nothing truncated); `behaviour_logprob` is what the token was really drawn from.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from untail.engine.sequence import Sequence
+
+RUN = 256  # tokens of the vocabulary that are summed up first
 
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed 64-bit number
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
@@ -58,10 +61,26 @@ def uniform(streams_R: Tensor, positions_R: Tensor) -> Tensor:
 
 
 def draw(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """Invert the cumulative distribution, in vocabulary order; float64, so that no tail of the vocabulary is lost."""
-    cumulative = probs_RV.cumsum(-1, dtype=torch.float64)
+    """Invert the cumulative distribution, in vocabulary order; float64, so that no tail of the vocabulary is lost.
+
+    In two levels, first among runs of the vocabulary and then within one: a float64 sum over the whole of a large
+    vocabulary would cost more than everything else in the sampler.
+    """
+    rows, vocab = probs_RV.shape
+    probs_RV = F.pad(probs_RV, (0, -vocab % RUN)) if vocab % RUN else probs_RV
+    runs = probs_RV.view(rows, -1, RUN)
+    sums = runs.sum(-1, dtype=torch.float64)
+    cumulative = sums.cumsum(-1)
     target = uniform_R[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_max(probs_RV.shape[-1] - 1)
+    run = _first_above(cumulative, target)
+    target = target - cumulative.gather(1, run) + sums.gather(1, run)
+    within = runs[torch.arange(rows, device=run.device), run[:, 0]].cumsum(-1, dtype=torch.float64)
+    return (run * RUN + _first_above(within, target))[:, 0]
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """The first step above the target, below the last one whatever the rounding: a token without probability never."""
+    return torch.searchsorted(cumulative, torch.minimum(target, cumulative[:, -1:] * (1 - 1e-12)), right=True)
 
 
 def behaviour_log_probs(logits_RV: Tensor, policy_RV: Tensor, sequences: list[Sequence]) -> Tensor:

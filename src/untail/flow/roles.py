@@ -9,11 +9,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from untail.backends.native import NativeBackend
 from untail.config import Recipe
 from untail.engine.engine import Engine
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
+from untail.errors import UserError
 from untail.flow.channel import Channel
 from untail.learn import checkpoint
 from untail.learn.trainer import Trainer
@@ -69,7 +72,12 @@ class LocalRoles:
         return saved.state
 
     async def export(self, folder: Path) -> None:
-        await asyncio.to_thread(save_folder, self.model.decoder, self.model.tokenizer, folder)
+        try:
+            await asyncio.to_thread(save_folder, self.model.decoder, self.model.tokenizer, folder)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"cannot write the model to {folder}: {error}; the last checkpoint is intact: make room, then --resume"
+            ) from error
 
     async def close(self) -> None:
         await self.backend.close()

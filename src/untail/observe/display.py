@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from untail.train import Progress
+from untail.types import Progress
 
 
 class Display:

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from untail.observe.events import read_lines
-from untail.train import Progress
+from untail.types import Progress
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:

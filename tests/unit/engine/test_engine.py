@@ -1,0 +1,120 @@
+"""How sequences end, rest, go on and are evicted: the engine's verbs one by one."""
+
+import pytest
+
+from tests.helpers.running import GREEDY, finish, spec
+from untail.config import EngineConfig
+from untail.engine.engine import Engine
+from untail.types import SamplingParams
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def greedy(decoder, budget=20) -> list[int]:
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, budget))
+    return finish(engine)["x"].tokens
+
+
+def test_a_stop_id_ends_a_sequence_and_is_its_last_token(decoder):
+    expected = greedy(decoder)
+    stop = expected[7]
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 20, sampling=SamplingParams(temperature=0.0, stop_ids=(stop,))))
+    result = finish(engine)["x"]
+    assert result.end == "stop"
+    assert result.tokens == expected[: expected.index(stop) + 1]
+    assert not engine.names()
+    assert engine.pool.free == engine.pool.total
+
+
+def test_a_stop_string_is_found_across_tokens_and_only_in_the_response(decoder):
+    expected = greedy(decoder)
+    decode = lambda tokens: "".join(f"<{token}>" for token in tokens)
+    string = decode(expected[4:6])[2:-2]
+    engine = Engine(decoder, EngineConfig(kv_blocks=64), decode)
+    sampling = SamplingParams(temperature=0.0, stop_strings=("never", string, decode(PROMPT[:2])))
+    engine.add(spec("x", PROMPT, 20, sampling=sampling))
+    result = finish(engine)["x"]
+    assert result.end == "stop"
+    assert result.tokens == expected[:6]
+
+
+def test_a_full_context_is_an_end(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64, context=32))
+    engine.add(spec("x", PROMPT, 100))
+    result = finish(engine)["x"]
+    assert (result.end, len(result.tokens)) == ("length", 32 - len(PROMPT))
+    assert not engine.names()
+
+
+def test_abort_returns_what_was_not_delivered_yet(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 50))
+    for _ in range(10):
+        engine.step()
+    rest = engine.abort("x")
+    assert (rest.end, rest.tokens) == ("abort", greedy(decoder, 10))
+    assert engine.pool.free == engine.pool.total
+
+
+def test_append_at_a_boundary_waits_for_budget(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 5))
+    finish(engine)
+    engine.append("x", [9, 8, 7])
+    assert not engine.has_work
+    engine.extend("x", 5)
+    assert len(finish(engine)["x"].tokens) == 5
+    assert engine.counts.computed == len(PROMPT) + 5 + 3 + 5 - 1, "something was computed twice"
+
+
+def test_a_fork_takes_no_block_until_somebody_writes(decoder):
+    """A group forked many ways costs at most one block a child."""
+    engine = Engine(decoder, EngineConfig(kv_blocks=256, max_seqs=64))
+    engine.add(spec("x", list(range(40)), 64))
+    for _ in range(3):
+        engine.step()
+    before = engine.pool.free
+    children = engine.fork("x", list(range(32)))
+    assert engine.pool.free == before
+    engine.step()
+    assert before - engine.pool.free <= len(children)
+    engine.check_integrity()
+
+
+def test_siblings_that_start_together_share_their_prompt(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    prompt = list(range(50))
+    for number in range(8):
+        engine.add(spec(str(number), prompt, 8, stream=number, sampling=SamplingParams()))
+    finish(engine)
+    assert engine.counts.prefix_hits == 7 * 48
+    assert engine.counts.computed == 50 + 7 * 2 + 8 * 7
+
+
+def test_prefix_cache_can_be_off(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64, prefix_cache=False))
+    for number in range(4):
+        engine.add(spec(str(number), list(range(50)), 2))
+    finish(engine)
+    assert engine.counts.prefix_hits == 0
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+def test_fork_at_another_temperature_keeps_the_policy(decoder, temperature):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 30, sampling=SamplingParams()))
+    for _ in range(5):
+        engine.step()
+    (child,) = engine.fork("x", [7], [temperature])
+    result = finish(engine)[child]
+    assert result.policy_logprob != result.behaviour_logprob
+
+
+def test_greedy_behaviour_is_certain(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 10, sampling=GREEDY))
+    result = finish(engine)["x"]
+    assert result.behaviour_logprob == [0.0] * 10
+    assert all(logprob < 0 for logprob in result.policy_logprob)
