@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from untail.errors import ConfigError, nearest
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 LossKind = Literal["token", "sequence", "constant"]
 """Mean over all tokens; mean over sequences of their token means; mean over sequences of token sum / `loss_length`."""
 
@@ -45,7 +46,7 @@ class LearnConfig(Strict):
 
     lr: PositiveFloat = 3e-4
     warmup_steps: Annotated[int, Field(ge=0)] = 3
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: PositiveFloat = 1.0
     advantage: dict[str, Any] = {"name": "grpo"}
@@ -95,7 +96,7 @@ class Recipe(Strict):
     task: dict[str, Any]
     steps: PositiveInt = 60
     seed: int = 0
-    deterministic: bool = False  # the same seed gives the same run, bit for bit on one machine
+    deterministic: bool = False  # the same seed gives the same run on one machine; the prefix cache is then off
     checkpoint_every: PositiveInt = 10
     keep_checkpoints: PositiveInt = 2
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
@@ -104,6 +105,12 @@ class Recipe(Strict):
     validation: ValidationConfig = ValidationConfig()
     engine: EngineConfig = EngineConfig()
     learn: LearnConfig = LearnConfig()
+
+    @model_validator(mode="after")
+    def _can_be_deterministic(self) -> "Recipe":
+        if self.deterministic and self.engine.kv_after_update == "keep":
+            raise ValueError("deterministic needs engine.kv_after_update = 'recompute': kept KV cannot be replayed")
+        return self
 
 
 C = TypeVar("C", bound=BaseModel)
@@ -126,6 +133,8 @@ def _sentence(cls: type[BaseModel], problem: Any, where: str) -> str:
         return f"unknown key {field!r}; {nearest(path[-1], _known_keys(cls, path[:-1]))}"
     if problem["type"] == "missing":
         return f"{field} is missing; set it in the recipe or with --set {field}=..."
+    if not path:  # a rule over several fields, which says itself which
+        return problem["msg"].removeprefix("Value error, ")
     return f"{field} = {problem['input']!r} is not valid: {problem['msg']}"
 
 

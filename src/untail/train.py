@@ -5,11 +5,12 @@ k + 1 depends on. The loop knows roles and channels, not processes: where and ho
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any, TypeVar
+
+import torch
 
 from untail import __version__
 from untail.errors import UserError
@@ -20,7 +21,7 @@ from untail.observe.interval import mean_interval
 from untail.observe.metrics import step_metrics
 from untail.run import Run
 from untail.tasks.order import PromptOrder
-from untail.types import Batch, Group, Progress, Prompt
+from untail.types import Batch, Event, Group, Progress, Prompt
 
 T = TypeVar("T")
 
@@ -45,22 +46,31 @@ class Training:
         self.show = show  # hears of every metrics row and every validation
         self.stop = stop
         self.progress = Progress()
+        self.began = 0.0  # on the roles' clock, as if the run had never been interrupted
+        self.sizes: dict[str, int] = {}  # of the run's files after the last whole step
 
     async def train(self) -> Progress:
         """All steps that are left. Raises `Stopped` if it was asked to stop on the way."""
-        recipe, began = self.recipe, time.perf_counter()
+        recipe = self.recipe
         await self.roles.start()
         if self.run.resumed_from is not None:
             self.progress = Progress(**(await self.roles.restore(self.run.resumed_from))["progress"])
-        began -= self.progress.seconds
-        self._log("run", schema=SCHEMA, untail=__version__, concurrency=recipe.engine.max_seqs)
+        self.began = self.roles.now() - self.progress.seconds
+        self._log(
+            "run",
+            schema=SCHEMA,
+            untail=__version__,
+            threads=torch.get_num_threads(),
+            concurrency=recipe.engine.max_seqs,
+            recipe=recipe.model_dump(mode="json"),
+        )
         try:
-            await self._validate(0)
+            self._step_is_whole(self.progress.step)
+            await self._validate_if_due()
             for step in range(self.progress.step + 1, recipe.steps + 1):
                 await self._step(step)
-                self.progress.step, self.progress.seconds = step, time.perf_counter() - began
-                if step == recipe.steps or (recipe.validation.every and step % recipe.validation.every == 0):
-                    await self._validate(step)
+                self._step_is_whole(step)
+                await self._validate_if_due()
                 if step == recipe.steps or step % recipe.checkpoint_every == 0:
                     await self._save()
         except Stopped:
@@ -72,8 +82,8 @@ class Training:
     async def _step(self, step: int) -> None:
         begin = self.run.events.size
         self._log("step", step=step)
-        channel: Channel[Group] = Channel()
-        rollout = asyncio.create_task(self.roles.roll_out(step, self.order.step(step), channel, self.run.events))
+        channel: Channel[Group | Event] = Channel()
+        rollout = asyncio.create_task(self.roles.roll_out(step, self.order.step(step), channel))
         groups = await self._unless_stopped(self._collect(channel), rollout)
         self._log("rolled_out", step=step)
         self._refuse_if_nothing_was_scored(step, groups)
@@ -82,18 +92,34 @@ class Training:
         figures = await self.roles.update(batch)
         self._log("update", step=step, **figures)
         self._log("done", step=step)
-        events = read_lines(self.run.events.path, begin)
-        metrics = step_metrics(events, self.recipe.engine.max_seqs)
+        metrics = step_metrics(read_lines(self.run.events.path, begin), self.recipe.engine.max_seqs)
         self.progress.tokens += metrics["tokens"]
         self.run.metrics.write(metrics)
         self.show(metrics)
 
-    async def _collect(self, channel: Channel[Group]) -> list[Group]:
-        return [group async for group in channel]
+    async def _collect(self, channel: Channel[Group | Event]) -> list[Group]:
+        groups = []
+        async for item in channel:
+            if isinstance(item, Group):
+                groups.append(item)
+            else:
+                self._write(item)
+        return groups
+
+    def _step_is_whole(self, step: int) -> None:
+        """What is written up to here belongs to it; what follows belongs to the next, and is cut off if that fails."""
+        self.progress.step, self.progress.seconds = step, self.roles.now() - self.began
+        self.sizes = self.run.sizes
+
+    async def _validate_if_due(self) -> None:
+        """A resumed run makes up what it was stopped in."""
+        step, every = self.progress.step, self.recipe.validation.every
+        if step in (0, self.recipe.steps) or (every and step % every == 0):
+            if str(step) not in self.progress.validations:
+                await self._validate(step)
+            self.sizes = self.run.sizes
 
     async def _validate(self, step: int) -> None:
-        if str(step) in self.progress.validations:  # a resumed run has it already
-            return
         work = self.roles.validate(step, self.held_out, self.recipe.validation.temperature)
         trajectories = await self._unless_stopped(work)
         scores = [trajectory.reward for trajectory in trajectories]
@@ -108,7 +134,8 @@ class Training:
         self.show({"step": step, "validation": result})
 
     async def _save(self) -> None:
-        state = {"progress": asdict(self.progress), "sizes": self.run.sizes}
+        self.run.sync()
+        state = {"progress": asdict(self.progress), "sizes": self.sizes}
         folder = self.run.folder / "checkpoints"
         await self.roles.save(folder, self.progress.step, state, self.recipe.keep_checkpoints)
 
@@ -127,7 +154,10 @@ class Training:
             await asyncio.gather(task, asked, *helpers, return_exceptions=True)
 
     def _log(self, event: str, **fields: Any) -> None:
-        self.run.events.write({"e": event, "t": self.roles.backend.clock.now(), **fields})
+        self._write({"e": event, "t": self.roles.now(), **fields})
+
+    def _write(self, event: Event) -> None:
+        self.run.events.write({**event, "t": event["t"] - self.began})
 
     @staticmethod
     def _refuse_if_nothing_was_scored(step: int, groups: list[Group]) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Event = dict[str, Any]
+"""Something that happened, as a line of events.jsonl (observe/events.py lists the kinds)."""
 End = Literal["stop", "boundary", "length", "abort"]
 """How a stream of chunks ended: a stop token or string; the budget is used up; the context is full; aborted."""
 
@@ -89,6 +91,14 @@ class Chunk:
     end: End | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """Children of a running sequence, which share its first `position` response tokens."""
+
+    position: int
+    children: list[str]
+
+
 @dataclass(slots=True)
 class Trajectory:
     """One response to one prompt, token by token, with what the engine said about each token when it was sampled."""
@@ -102,6 +112,7 @@ class Trajectory:
     entropy: list[float] = field(default_factory=list)
     p_eos: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
+    mixed_kv: list[bool] = field(default_factory=list)
     from_model: list[bool] = field(default_factory=list)
     end: End | None = None
     text: str = ""
@@ -115,6 +126,7 @@ class Trajectory:
         self.entropy += chunk.entropy
         self.p_eos += chunk.p_eos
         self.version += chunk.version
+        self.mixed_kv += chunk.mixed_kv
         self.from_model += [True] * len(chunk.tokens)
         self.end = chunk.end
 

@@ -97,12 +97,13 @@ async def test_fork_gives_each_child_a_stream(backend):
     async for chunk in backend.generate(spec("x", PROMPT, 64, chunk=16)):
         join(first, chunk)
         if len(first.tokens) == 16:
-            children = await backend.fork("x", [7, 8], [0.0, 1.0])
-            tasks = [asyncio.create_task(collect(backend.stream(child))) for child in children]
+            forked = await backend.fork("x", [7, 8], [0.0, 1.0])
+            tasks = [asyncio.create_task(collect(backend.stream(child))) for child in forked.children]
         if chunk.end == "boundary":
             break
     same, other = await asyncio.gather(*tasks)
-    assert first.tokens[-len(same.tokens) :] == same.tokens
+    assert 16 <= forked.position < 64
+    assert first.tokens[forked.position :] == same.tokens
     assert len(other.tokens) == len(same.tokens)
 
 
@@ -233,6 +234,72 @@ async def test_a_fault_in_the_engine_leaves_nobody_waiting(monkeypatch):
     monkeypatch.setattr(backend.engine, "_deliver", break_down)
     with pytest.raises(AssertionError, match="a bug"):
         await collect(backend.generate(spec("x", PROMPT, 5)))
-    with pytest.raises(RuntimeError, match="stopped after a fault"):
+    with pytest.raises(RuntimeError, match="takes no more work"):
         await collect(backend.generate(spec("y", PROMPT, 5)))
     await backend.close()
+
+
+async def test_pause_abort_does_not_mind_sequences_that_end_meanwhile(backend):
+    sampling = SamplingParams(stop_ids=tuple(range(0, 199, 4)))
+    specs = [spec(str(n), PROMPT, 400, stream=n, sampling=sampling) for n in range(40)]
+    tasks = [asyncio.create_task(collect(backend.generate(s))) for s in specs]
+    while backend.engine.counts.steps < 2:
+        await asyncio.sleep(0)
+    await backend.pause("abort")
+    assert {result.end for result in await asyncio.gather(*tasks)} <= {"stop", "abort"}
+    assert not backend.engine.names()
+
+
+async def test_a_cancelled_abort_still_closes_the_stream(backend):
+    consumer = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 400))))
+    while "x" not in backend.engine.names():
+        await asyncio.sleep(0)
+    aborting = asyncio.create_task(backend.abort(["x"]))
+    while "x" in backend.engine.names():
+        await asyncio.sleep(0)
+    aborting.cancel()
+    assert (await consumer).end == "abort"
+
+
+async def test_a_cancelled_fork_leaves_no_orphans(backend):
+    consumer = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 100))))
+    while "x" not in backend.engine.names():
+        await asyncio.sleep(0)
+    forking = asyncio.create_task(backend.fork("x", [1, 2]))
+    while len(backend.engine.names()) < 3:
+        await asyncio.sleep(0)
+    forking.cancel()
+    await consumer
+    await collect(backend.generate(spec("y", PROMPT, 4)))
+    assert set(backend.engine.names()) <= {"x", "y"}
+
+
+async def test_a_cancelled_request_for_a_taken_id_does_not_harm_its_owner(backend):
+    owner = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 60))))
+    while "x" not in backend.engine.names():
+        await asyncio.sleep(0)
+    second = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 60))))
+    await asyncio.sleep(0)
+    second.cancel()
+    assert len((await owner).tokens) == 60
+
+
+async def test_a_cancelled_pause_lets_new_work_in_again(backend):
+    long = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 300))))
+    while backend.engine.counts.steps < 3:
+        await asyncio.sleep(0)
+    pausing = asyncio.create_task(backend.pause("wait"))
+    while backend.engine.scheduler.admits_new:
+        await asyncio.sleep(0)
+    pausing.cancel()
+    assert len((await collect(backend.generate(spec("y", PROMPT, 4)))).tokens) == 4
+    await long
+
+
+async def test_after_close_nothing_hangs():
+    backend = NativeBackend(Engine(random_decoder("llama"), EngineConfig(kv_blocks=64)))
+    await collect(backend.generate(spec("x", PROMPT, 4)))
+    await backend.close()
+    await backend.close()
+    with pytest.raises(RuntimeError, match="the backend is closed"):
+        await collect(backend.generate(spec("y", PROMPT, 5)))

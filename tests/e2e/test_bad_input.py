@@ -12,6 +12,11 @@ CASES = {
     "unknown key": (["train", "--set=learn.lrr=1"], "unknown key 'learn.lrr'; did you mean 'lr'?"),
     "unknown task": (["train", "--task=chain_sun"], "did you mean 'chain_sum'?"),
     "bad value": (["train", "--set=learn.lr=-1"], "learn.lr = -1 is not valid"),
+    "impossible betas": (["train", "--set=learn.betas=[1.5, 2.0]"], "learn.betas.0 = 1.5 is not valid"),
+    "kept KV cannot be replayed": (
+        ["train", "--set=deterministic=true", "--set=engine.kv_after_update=keep"],
+        "deterministic needs engine.kv_after_update = 'recompute'",
+    ),
     "no room": (["train", "--set=rollout.max_tokens=100000"], "rollout.max_tokens = 100000 leaves no room"),
     "too few prompts": (["train", "--set=task.size=8"], "fewer than rollout.prompts = 32"),
     "pool too small": (["train", *SMALL, "--set=engine.kv_blocks=2"], "KV blocks of 16, but the pool has 2"),
@@ -110,6 +115,13 @@ def test_a_reward_that_fails_now_and_then_costs_those_answers(tmp_path, monkeypa
     assert outcome.code == 0, outcome.err
     failures = rows(tmp_path / "run")[0]["score_failures"]
     assert 0 < failures["raised"] < 16
+
+
+def test_a_wrong_input_leaves_no_run_behind(tmp_path):
+    wrong = untail("train", *SMALL, "--model=nowhere", "--out", tmp_path / "run")
+    assert wrong.code == 2
+    right = untail("train", *SMALL, "--steps=1", "--out", tmp_path / "run")
+    assert right.code == 0, right.err
 
 
 def test_an_out_folder_that_cannot_be_written(tmp_path):

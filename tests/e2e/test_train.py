@@ -17,7 +17,7 @@ DETERMINISTIC = [*SMALL, "--set=deterministic=true"]
 def timeless(row):
     """A metrics row without its times."""
     if isinstance(row, dict):
-        gone = lambda key: key in TIMED or key.endswith(("_s", "_seconds"))
+        gone = lambda key: key in TIMED or key.endswith("_s")
         return {key: timeless(value) for key, value in row.items() if not gone(key)}
     return row
 
@@ -130,9 +130,57 @@ def test_resume_may_go_further_but_not_elsewhere(trained, tmp_path):
     other = untail("train", *DETERMINISTIC, "--set=learn.lr=1e-5", "--steps=4", "--resume", "--out", folder)
     assert other.code == 2
     assert "learn.lr = 1e-05, but the run" in other.err
+    ignored = untail("train", *DETERMINISTIC, "--set=steps=6", "--resume", "--out", folder)
+    assert ignored.code == 2
+    assert "steps = 6, but the run" in ignored.err
+    fewer = untail("train", "--resume", "--steps=3", "--out", folder)
+    assert fewer.code == 2
+    assert "has done 4 already" in fewer.err
     further = untail("train", "--resume", "--steps=5", "--out", folder, "--json")
     assert further.code == 0, further.err
     assert [row["step"] for row in rows(folder)] == [1, 2, 3, 4, 5]
+
+
+def test_stopped_in_its_last_validation_a_run_can_still_be_finished(trained, tmp_path):
+    folder = tmp_path / "stopped"
+    big = ["--set=validation.task.size=400", "--set=validation.prompts=400"]
+    process = start("train", "--steps=1", *DETERMINISTIC, *big, "--out", folder)
+    wait_for(folder / "metrics.jsonl", 1, process)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    resumed = untail("train", "--resume", "--out", folder, "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["steps"] == 1
+    assert 0 <= resumed.json["score_after"] <= 1
+
+
+def test_stopped_in_its_first_validation_a_run_starts_anew(tmp_path):
+    folder = tmp_path / "stopped"
+    big = ["--set=validation.task.size=400", "--set=validation.prompts=400"]
+    process = start("train", "--steps=1", *DETERMINISTIC, *big, "--out", folder)
+    wait_for(folder / "events.jsonl", 1, process)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert untail("train", "--resume", "--out", folder).code == 0
+
+
+def test_a_stopped_step_leaves_no_trace_in_the_events(tmp_path):
+    folder = tmp_path / "stopped"
+    process = start("train", "--steps=3", *DETERMINISTIC, "--set=rollout.max_tokens=400", "--out", folder)
+    wait_for(folder / "metrics.jsonl", 1, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert untail("train", "--resume", "--out", folder).code == 0
+    events = rows(folder, "events.jsonl")
+    for step in (1, 2, 3):
+        kinds = [event["e"] for event in events if event.get("step") == step]
+        assert kinds.count("step") == kinds.count("done") == 1
+        assert kinds.count("start") == kinds.count("end") == kinds.count("score") == 16
+    times = [event["t"] for event in events]
+    assert times[0] < 60
+    assert times == sorted(times)
 
 
 def test_wandb_and_trackio_must_be_installed(tmp_path):

@@ -116,7 +116,7 @@ def test_fork(family_decoder, sampling, alone, at):
         if step == at:
             for number in range(len(PROMPTS)):
                 made[str(number)] = len(engine._sequences[str(number)].tokens) - len(PROMPTS[number])
-                for child in engine.fork(str(number), [number, number]):
+                for child in engine.fork(str(number), [number, number])[0].children:
                     children[child] = (number, made[str(number)])
 
     results = finish(engine, fork)
@@ -162,7 +162,7 @@ def test_smollm2_batched_forked_and_preempted(smollm2):
     for number, prompt in enumerate(prompts):
         engine.add(spec(str(number), prompt, 64))
     children = []
-    results = finish(engine, lambda step, _: children.extend(engine.fork("0", [7])) if step == 20 else None)
+    results = finish(engine, lambda step, _: children.extend(engine.fork("0", [7])[0].children) if step == 20 else None)
     for number, prompt in enumerate(prompts):
         assert_same(smollm2.decoder, prompt, alone[number], results[str(number)].tokens, f"SmolLM2 {number}")
     tail = results[children[0]].tokens

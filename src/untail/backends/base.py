@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from untail.types import Chunk, SequenceSpec
+from untail.types import Chunk, Forked, SequenceSpec
 
 PauseMode = Literal["keep", "wait", "abort"]
 """What happens to sequences in a slot: they stay as they are; they run to their end first; they are aborted."""
@@ -74,8 +74,12 @@ class Backend(Protocol):
         """The environment's reply: context, not loss. Pre: at a boundary, or stopped and held."""
         ...
 
-    async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> list[str]:
-        """One child per random stream, each going on where the parent stands. Pre: not finished."""
+    async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> Forked:
+        """One child per random stream, each going on where the parent stands. Pre: not finished.
+
+        Post: the parent's stream has, or is about to get, all tokens up to `Forked.position`; children have what comes
+        after it.
+        """
         ...
 
     async def release(self, name: str) -> None:

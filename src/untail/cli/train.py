@@ -4,14 +4,20 @@ import asyncio
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from untail.cli.output import print_json, say
 from untail.config import Recipe, load_recipe
 from untail.errors import UserError
+
+if TYPE_CHECKING:
+    from untail.flow.roles import LocalRoles
+    from untail.run import Run
+    from untail.tasks.prepare import RunData
 
 
 def train(
@@ -40,7 +46,7 @@ def train(
     wanted = load_recipe(recipe, changes, set_ or [])
     if resume and out is None:
         raise UserError("--resume needs --out: the folder of the run to continue")
-    folder = out or Path("runs") / f"{(recipe and Path(recipe).stem) or 'quickstart'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or Path("runs") / f"{Path(recipe).stem if recipe else 'quickstart'}-{time.strftime('%Y%m%d-%H%M%S')}"
     result = _train(folder, wanted if given or not resume else None, steps, resume)
     if json:
         print_json(result)
@@ -50,50 +56,57 @@ def _train(folder: Path, recipe: Recipe | None, steps: int | None, resume: bool)
     from untail.run import Run
     from untail.train import Stopped
 
-    if resume:
-        run = Run.resume(folder, recipe, steps)
-    else:
-        assert recipe is not None
-        run = Run.begin(folder, recipe)
     try:
-        return asyncio.run(_run(run))
+        if resume:
+            run = Run.resume(folder, recipe, steps)
+            return asyncio.run(_run(run.recipe, lambda: run))
+        assert recipe is not None
+        Run.refuse_if_taken(folder)
+        return asyncio.run(_run(recipe, lambda: Run.begin(folder, recipe)))
     except Stopped:
         say(f"stopped; continue with: untail train --resume --out {folder}")
         sys.exit(130)
-    finally:
-        run.close()
 
 
-async def _run(run: Any) -> dict[str, Any]:
+async def _run(recipe: Recipe, begin: Callable[[], "Run"]) -> dict[str, Any]:
+    """Load everything first: what is wrong with it must not leave a run's folder behind."""
     from untail.engine.models.load import load_model
     from untail.flow.roles import LocalRoles
-    from untail.observe.display import Display
-    from untail.observe.summary import summary
-    from untail.observe.trackers import make_trackers
+    from untail.observe.trackers import refuse_if_missing
     from untail.tasks.prepare import prepare
-    from untail.train import Training
 
-    recipe = run.recipe
+    refuse_if_missing(recipe)
     model = load_model(recipe.model, recipe.engine.device, recipe.engine.dtype)
     data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
     for note in data.notes:
         say(note)
-    trackers = make_trackers(recipe, run.folder)
     roles = LocalRoles(recipe, model, data.rewards)
+    run = begin()
+    try:
+        return await _watched(run, roles, data)
+    finally:
+        run.close()
+        await roles.close()
+
+
+async def _watched(run: "Run", roles: "LocalRoles", data: "RunData") -> dict[str, Any]:
+    from untail.observe.display import Display
+    from untail.observe.summary import summary
+    from untail.observe.trackers import make_trackers
+    from untail.train import Training
+
+    trackers = make_trackers(run.recipe, run.folder)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
-    try:
-        with Display(recipe.steps) as display:
+    with Display(run.recipe.steps) as display:
 
-            def show(row: dict[str, Any]) -> None:
-                for listener in (display.show, *trackers):
-                    listener(row)
+        def show(row: dict[str, Any]) -> None:
+            for listener in (display.show, *trackers):
+                listener(row)
 
-            progress = await Training(run, roles, data.prompts, data.held_out, show, stop).train()
-        display.end(progress, run.folder)
-    finally:
-        await roles.close()
+        progress = await Training(run, roles, data.prompts, data.held_out, show, stop).train()
+    display.end(progress, run.folder)
     return summary(progress, run.folder)
 
 

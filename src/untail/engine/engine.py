@@ -8,6 +8,7 @@ thread; backends/native.py makes it asynchronous.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count as counting
 
 from untail.config import EngineConfig
 from untail.engine import weights
@@ -17,9 +18,9 @@ from untail.engine.prefix import PrefixCache
 from untail.engine.runner import Result, Runner
 from untail.engine.scheduler import Counts, Scheduler, Work
 from untail.engine.sequence import Sequence, State
-from untail.engine.validate import Limits, check_temperature
+from untail.engine.validate import Limits, check_stream, check_temperature
 from untail.errors import RequestError, SequenceStateError
-from untail.types import Chunk, End, SequenceSpec
+from untail.types import Chunk, End, Forked, SequenceSpec
 
 Decode = Callable[[list[int]], str]
 
@@ -34,8 +35,10 @@ class StepFailed(Exception):
 
 class Engine:
     def __init__(self, decoder: Decoder, config: EngineConfig, decode: Decode | None = None):
-        """`decode` turns token ids to text; only sequences with stop strings need it."""
-        context = min(config.context or decoder.shape.context, decoder.shape.context)
+        """`decode` turns token ids to text, special tokens included; only sequences with stop strings need it."""
+        context = config.context or decoder.shape.context
+        if context > decoder.shape.context:
+            raise RequestError(f"engine.context = {context}, but the model's own limit is {decoder.shape.context}")
         blocks = config.kv_blocks or int(config.kv_gib * 2**30) // Runner.block_bytes(decoder)
         if blocks < 1:
             raise RequestError(
@@ -52,7 +55,7 @@ class Engine:
         self.runner = Runner(decoder, blocks)
         self._decode = decode
         self._sequences: dict[str, Sequence] = {}
-        self._forks = 0
+        self._forks = counting(1)
 
     @property
     def counts(self) -> Counts:
@@ -60,7 +63,9 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.returning or self.scheduler.new)
+        """There is something to compute now."""
+        scheduler = self.scheduler
+        return bool(scheduler.running or scheduler.returning or (scheduler.new and scheduler.admits_new))
 
     @property
     def in_flight(self) -> bool:
@@ -125,12 +130,16 @@ class Engine:
             )
         self.limits.check_budget(name, length, max(sequence.budget, 1))
         sequence.tokens += tokens
+        sequence.turn_begin = len(sequence.tokens)
         sequence.turn_over = False
         if sequence.budget:
             self.scheduler.resume(sequence)
 
-    def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> list[str]:
-        """Children that share the parent's blocks until they write; each goes on where the parent stands."""
+    def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> tuple[Forked, Chunk]:
+        """Children that share the parent's blocks until they write; each goes on where the parent stands.
+
+        What the parent has generated since its last chunk comes back too, so that its owner has it up to the fork.
+        """
         parent = self._find(name)
         temperatures = temperatures or [parent.spec.sampling.temperature] * len(streams)
         if len(temperatures) != len(streams) or not streams:
@@ -138,9 +147,12 @@ class Engine:
                 f"fork of {name!r}: {len(streams)} streams and {len(temperatures)} temperatures; "
                 "give one of each per child"
             )
-        for temperature in temperatures:
+        for stream, temperature in zip(streams, temperatures, strict=True):
+            check_stream(name, stream)
             check_temperature(name, temperature)
-        return [self._fork(parent, *pair) for pair in zip(streams, temperatures, strict=True)]
+        position = len(parent.tokens) - parent.prompt_length
+        children = [self._fork(parent, *pair) for pair in zip(streams, temperatures, strict=True)]
+        return Forked(position, children), parent.emit()
 
     def release(self, name: str) -> None:
         """The end of a sequence at a boundary."""
@@ -157,14 +169,14 @@ class Engine:
         weights.update(self.decoder, source, self.version, version)
         self.version = self.prefix.version = version
         if self.config.kv_after_update == "recompute":
-            self.scheduler.evict_all()
+            self.scheduler.evict_all(for_update=True)
         else:
             for sequence in self._sequences.values():
                 sequence.mixed_kv = sequence.computed > 0
 
     def sleep(self) -> None:
         """Give the KV pool's memory back; sequences stay and are computed again after `wake`."""
-        self.scheduler.evict_all()
+        self.scheduler.evict_all(for_update=False)
         self.prefix.clear()
         self.runner.free()
 
@@ -215,7 +227,7 @@ class Engine:
         strings = sequence.spec.sampling.stop_strings
         # A token is at least one byte and a character at most four, so this many tokens hold the longest string.
         window = 4 * max(map(len, strings)) + 4
-        begin = max(sequence.prompt_length, len(sequence.tokens) - window)
+        begin = max(sequence.turn_begin, len(sequence.tokens) - window)
         text = self._decode(sequence.tokens[begin:])
         return any(string in text for string in strings)
 
@@ -228,13 +240,12 @@ class Engine:
             self._drop(sequence)
 
     def _fork(self, parent: Sequence, stream: int, temperature: float) -> str:
-        self._forks += 1
-        name = f"{parent.id}/{self._forks}"
+        name = next(name for number in self._forks if not self.is_alive(name := f"{parent.id}/{number}"))
         sampling = replace(parent.spec.sampling, temperature=temperature)
         child = Sequence(replace(parent.spec, id=name, stream=stream, sampling=sampling))
         child.tokens, child.blocks, child.path = list(parent.tokens), list(parent.blocks), list(parent.path)
         child.budget, child.computed, child.furthest = parent.budget, parent.computed, parent.furthest
-        child.mixed_kv, child.turn_over = parent.mixed_kv, parent.turn_over
+        child.mixed_kv, child.turn_begin, child.turn_over = parent.mixed_kv, parent.turn_begin, parent.turn_over
         for block in child.blocks:
             self.pool.share(block)
         self._sequences[name] = child

@@ -112,7 +112,7 @@ def truncated_log_probs(logits_RV: Tensor, sequences: list[Sequence]) -> Tensor:
     sorted_RV, order = logp_RV.sort(dim=-1, descending=True, stable=True)
     probs = sorted_RV.exp()
     rank = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
-    keep = rank < column([s.top_k or logits_RV.shape[-1] for s in sampling])
+    keep = rank < column([min(s.top_k or len(rank), len(rank)) for s in sampling])
     keep &= sorted_RV >= sorted_RV[:, :1] + column([s.min_p for s in sampling]).log()
     # A token stays while those before it have less than top-p together: the one that crosses the line is kept.
     keep &= (probs.cumsum(-1) - probs < column([s.top_p for s in sampling])) | (rank == 0)

@@ -72,19 +72,13 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         self._leave(sequence)
-        self.evict(sequence)
+        self._release(sequence)
         sequence.state = State.FINISHED
 
-    def evict(self, sequence: Sequence) -> None:
-        sequence.lost_to_update = False
-        for block in sequence.drop_kv():
-            self.pool.release(block)
-
-    def evict_all(self) -> None:
+    def evict_all(self, for_update: bool) -> None:
         """Every key and value is void; what was in a slot returns in order, ahead of everything else."""
         for sequence in [*self.resting.values(), *self.returning, *self.running]:
-            self.evict(sequence)
-            sequence.lost_to_update = True
+            self._evict(sequence, for_update)
         for sequence in reversed(self.running):
             sequence.state = State.WAITING
             self.returning.appendleft(sequence)
@@ -115,7 +109,7 @@ class Scheduler:
         count = min(sequence.wanted, room)
         if not self._reserve(sequence, count, plan, from_slots=False):
             if fresh:
-                self.evict(sequence)
+                self._release(sequence)
             return 0
         sequence.state = State.RUNNING
         self.running.append(sequence)
@@ -149,18 +143,21 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, count: int, plan: Plan, from_slots: bool = True) -> bool:
         """Blocks for its next `count` tokens, its own where it writes; False if they cannot be had in this step."""
-        first = sequence.computed // BLOCK
-        shared = first < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[first])
-        needed = blocks_for(sequence.computed + count) - len(sequence.blocks) + shared
-        while self.pool.free < needed:
+        first, wanted = sequence.computed // BLOCK, blocks_for(sequence.computed + count)
+
+        def must_copy() -> bool:
+            return first < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[first])
+
+        # Asked anew each time: an eviction may free the block and leave it to this sequence alone.
+        while self.pool.free < wanted - len(sequence.blocks) + must_copy():
             if not self._take_blocks(sequence, plan, from_slots):
                 return False
-        if shared and self.pool.is_shared(sequence.blocks[first]):
+        if must_copy():
             copy = self.pool.allocate()
             plan.copies.append((sequence.blocks[first], copy))
             self.pool.release(sequence.blocks[first])
             sequence.blocks[first] = copy
-        while len(sequence.blocks) < blocks_for(sequence.computed + count):
+        while len(sequence.blocks) < wanted:
             sequence.blocks.append(self.pool.allocate())
         return True
 
@@ -168,7 +165,7 @@ class Scheduler:
         """Evict one sequence other than `needy`; False if there is none that may be."""
         for sequence in chain(self.resting.values(), reversed(self.returning)):
             if sequence.blocks and sequence is not needy:
-                self.evict(sequence)
+                self._evict(sequence, for_update=False)
                 self.counts.preemptions += 1
                 return True
         if from_slots:
@@ -181,10 +178,19 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.evict(sequence)
+        self._evict(sequence, for_update=False)
         sequence.state = State.WAITING
         self.returning.appendleft(sequence)
         self.counts.preemptions += 1
+
+    def _evict(self, sequence: Sequence, for_update: bool) -> None:
+        """It is computed again later, and that is counted under what took its blocks."""
+        sequence.lost_to_update = for_update
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        for block in sequence.drop_kv():
+            self.pool.release(block)
 
     def _leave(self, sequence: Sequence) -> None:
         match sequence.state:

@@ -34,6 +34,7 @@ class Sequence:
         "spec",
         "state",
         "tokens",
+        "turn_begin",
         "turn_over",
     )
 
@@ -44,6 +45,7 @@ class Sequence:
         self.prompt_length = len(spec.tokens)
         self.state = State.WAITING
         self.budget = spec.budget  # model tokens still allowed before the next boundary
+        self.turn_begin = len(spec.tokens)  # where the model's present turn begins
         self.turn_over = False  # stopped, and held for the environment's reply
         self.computed = 0
         self.furthest = 0  # the most that was ever computed: what is below it is computed again, not anew

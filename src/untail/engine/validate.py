@@ -8,6 +8,8 @@ from untail.engine.models.shape import Shape
 from untail.errors import RequestError
 from untail.types import SamplingParams, SequenceSpec
 
+COLDEST = 1e-3  # below it logits divided by the temperature no longer fit a float32
+
 
 class Limits:
     def __init__(self, shape: Shape, context: int, blocks: int, can_decode: bool):
@@ -27,6 +29,7 @@ class Limits:
             )
         if spec.chunk < 1:
             raise RequestError(f"sequence {spec.id!r}: chunk = {spec.chunk} must be at least 1")
+        check_stream(spec.id, spec.stream)
         self.check_budget(spec.id, len(spec.tokens), spec.budget)
         self.check_sampling(spec.id, spec.sampling)
 
@@ -42,6 +45,8 @@ class Limits:
 
     def check_tokens(self, tokens: Tokens[int], owner: str) -> None:
         for token in tokens:
+            if not isinstance(token, int):
+                raise RequestError(f"{owner} has the token id {token!r}, which is no integer")
             if not 0 <= token < self.vocab:
                 raise RequestError(f"{owner} has the token id {token}, outside the vocabulary of {self.vocab}")
 
@@ -50,8 +55,8 @@ class Limits:
             raise RequestError(f"sequence {name!r}: {field} = {value} is not allowed; {rule}")
 
         check_temperature(name, sampling.temperature)
-        if not (math.isfinite(sampling.policy_temperature) and sampling.policy_temperature > 0):
-            refuse("policy_temperature", sampling.policy_temperature, "it must be a finite number above 0")
+        if not (math.isfinite(sampling.policy_temperature) and sampling.policy_temperature >= COLDEST):
+            refuse("policy_temperature", sampling.policy_temperature, f"it must be finite and at least {COLDEST}")
         if not 0 < sampling.top_p <= 1:
             refuse("top_p", sampling.top_p, "it must be above 0 and at most 1")
         if sampling.top_k < 0:
@@ -66,7 +71,13 @@ class Limits:
 
 
 def check_temperature(name: str, temperature: float) -> None:
-    if not (math.isfinite(temperature) and temperature >= 0):
+    if not (math.isfinite(temperature) and (temperature == 0 or temperature >= COLDEST)):
         raise RequestError(
-            f"sequence {name!r}: temperature = {temperature} is not allowed; it must be a finite number of at least 0"
+            f"sequence {name!r}: temperature = {temperature} is not allowed; it must be 0 (greedy) or a finite number "
+            f"of at least {COLDEST}"
         )
+
+
+def check_stream(name: str, stream: int) -> None:
+    if not (isinstance(stream, int) and 0 <= stream < 2**63):
+        raise RequestError(f"sequence {name!r}: stream = {stream!r} must be an integer of at least 0 and below 2**63")

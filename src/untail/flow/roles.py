@@ -6,6 +6,7 @@ and it happens only while the engine is paused.
 """
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,24 @@ from untail.errors import UserError
 from untail.flow.channel import Channel
 from untail.learn import checkpoint
 from untail.learn.trainer import Trainer
-from untail.observe.events import JsonLines
 from untail.rewards.scorer import Scorer
 from untail.rollout.controller import Controller
-from untail.types import Batch, Group, Prompt, Trajectory
+from untail.types import Batch, Event, Group, Prompt, Trajectory
 
 
 class LocalRoles:
-    def __init__(self, recipe: Recipe, model: LoadedModel, rewards: dict[str, dict[str, Any]]):
+    def __init__(self, recipe: Recipe, model: LoadedModel, rewards: dict[str, dict[str, Any]], learns: bool = True):
+        """Without `learns` there is no trainer, and no memory for its optimizer: for evaluation."""
         self.model = model
         config = recipe.engine
         if recipe.deterministic:
             # What the cache holds would depend on where a run was resumed, and with it the rounding.
             config = config.model_copy(update={"prefix_cache": False})
-        engine = Engine(model.decoder, config, model.tokenizer.decode)
+        engine = Engine(model.decoder, config, partial(model.tokenizer.decode, skip_special=False))
         self.backend = NativeBackend(engine, recipe.deterministic)
         self.scorer = Scorer(rewards, **recipe.reward.model_dump())
-        self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature)
+        if learns:
+            self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature)
         stops = tuple(dict.fromkeys((*model.decoder.shape.eos_ids, *model.tokenizer.eos_ids)))
         self.controller = Controller(
             self.backend, self.scorer, model.tokenizer, recipe.rollout, stops, config.max_seqs, recipe.seed
@@ -45,8 +47,12 @@ class LocalRoles:
     async def start(self) -> None:
         await self.scorer.start()
 
-    async def roll_out(self, step: int, prompts: list[Prompt], channel: Channel[Group], log: JsonLines) -> None:
-        await self.controller.roll_out(step, prompts, channel, log)
+    def now(self) -> float:
+        """The clock that events are stamped with."""
+        return self.backend.clock.now()
+
+    async def roll_out(self, step: int, prompts: list[Prompt], channel: Channel[Group | Event]) -> None:
+        await self.controller.roll_out(step, prompts, channel)
 
     async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
         return await self.controller.validate(step, prompts, temperature)
@@ -80,5 +86,7 @@ class LocalRoles:
             ) from error
 
     async def close(self) -> None:
-        await self.backend.close()
-        await self.scorer.close()
+        try:
+            await self.backend.close()
+        finally:
+            await self.scorer.close()

@@ -61,25 +61,36 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
 
 def latest(folder: Path) -> Path | None:
     """The newest complete checkpoint, if there is any."""
-    return max(_complete(folder), key=_step, default=None)
+    return max(_complete(folder), key=step_of, default=None)
 
 
 def load(path: Path) -> Checkpoint:
     try:
-        written = json.loads((path / STATE).read_text())
-        return Checkpoint(written["step"], load_file(path / TENSORS), written["state"])
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(
-            f"the checkpoint {path} cannot be read ({error}); remove that folder to resume from the one before it"
-        ) from error
+        return Checkpoint(step_of(path), load_file(path / TENSORS), read_state(path))
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from error
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `save` was given as `state`, without the tensors."""
+    try:
+        return json.loads((path / STATE).read_text())["state"]
+    except (OSError, ValueError, KeyError) as error:
+        raise _unreadable(path, error) from error
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {path} cannot be read ({error}); remove that folder to resume from the one before it"
+    )
 
 
 def _complete(folder: Path) -> list[Path]:
     return [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name) and path.is_dir()]
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def _sync(path: Path) -> None:
@@ -93,7 +104,7 @@ def _sync(path: Path) -> None:
 def _forget_old(folder: Path, keep: int) -> None:
     """An old checkpoint is renamed before it is emptied: half of one must not look whole."""
     with suppress(OSError):  # one too many does no harm, and the next save tries again
-        for path in sorted(_complete(folder), key=_step)[:-keep]:
+        for path in sorted(_complete(folder), key=step_of)[:-keep]:
             path.rename(folder / f".tmp-old-{path.name}")
     _remove_leftovers(folder)
 

@@ -62,8 +62,8 @@ class Trainer:
             "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
             "optimizer_steps": sum(taken),
             "skipped_updates": len(taken) - sum(taken),
-            "logprob_seconds": middle - start,
-            "update_seconds": time.perf_counter() - middle,
+            "logprob_s": middle - start,
+            "update_s": time.perf_counter() - middle,
         }
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

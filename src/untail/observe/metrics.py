@@ -9,7 +9,8 @@ from collections import Counter, defaultdict
 from statistics import fmean, median
 from typing import Any
 
-Event = dict[str, Any]
+from untail.types import Event
+
 TIMED = ("throughput", "samples_per_s", "ett", "slot_bubble", "tail_share")
 
 

@@ -15,13 +15,17 @@ from untail.errors import ConfigError
 Tracker = Callable[[dict[str, Any]], None]
 
 
+def refuse_if_missing(recipe: Recipe) -> None:
+    for name in recipe.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"trackers names {name!r}, which is not installed; pip install {name}, or leave it out")
+
+
 def make_trackers(recipe: Recipe, folder: Path) -> list[Tracker]:
+    """Pre: none is missing."""
     names = list(dict.fromkeys(recipe.trackers))
     if "tensorboard" not in names and importlib.util.find_spec("tensorboard"):
         names.append("tensorboard")
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"trackers names {name!r}, which is not installed; pip install {name}, or leave it out")
     return [_tensorboard(folder) if name == "tensorboard" else _logger(name, recipe, folder) for name in names]
 
 

@@ -58,7 +58,7 @@ class Worker:
                         return _checked(message[len(ticket) :])
         except TimeoutError:
             return failed("timeout")
-        except (OSError, EOFError, ValueError):
+        except Exception:  # whatever a hostile worker sends, down to JSON that is nested too deeply
             return failed("died")
 
 

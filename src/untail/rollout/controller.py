@@ -1,20 +1,20 @@
 """The rollout: prompts in, finished and scored groups out.
 
 Invariant: at most `concurrency` trajectories run at once, each is scored once, and a group is passed on when all of its
-trajectories are. Everything that happens to a trajectory is in the event log.
+trajectories are. Everything that happens to a trajectory is an event.
 """
 
 import asyncio
 from contextlib import aclosing
 from statistics import fmean
+from typing import Any
 
 from untail.backends.base import Backend
 from untail.config import RolloutConfig
 from untail.flow.channel import Channel
-from untail.observe.events import JsonLines
 from untail.rewards.scorer import Scorer
 from untail.tokenizer import Tokenizer
-from untail.types import Group, Prompt, SamplingParams, SequenceSpec, Trajectory, stream_key
+from untail.types import Event, Group, Prompt, SamplingParams, SequenceSpec, Trajectory, stream_key
 
 
 class Controller:
@@ -36,18 +36,21 @@ class Controller:
         self.concurrency = concurrency
         self.seed = seed
 
-    async def roll_out(self, step: int, prompts: list[Prompt], channel: Channel[Group], log: JsonLines | None) -> None:
-        """Sample `config.group` trajectories for each prompt; groups go to the channel as they finish, then it
-        closes."""
-        await self._run(f"train-{step}", step, prompts, self.config.group, self.config.temperature, channel, log)
+    async def roll_out(self, step: int, prompts: list[Prompt], channel: Channel[Group | Event]) -> None:
+        """Sample `config.group` trajectories for each prompt. Events go to the channel as they happen, groups as they
+        finish; then it closes."""
+        await self._run(f"train-{step}", step, prompts, self.config.group, self.config.temperature, channel)
 
     async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
-        """One scored trajectory per prompt, outside the event log; nothing is ever cancelled here."""
-        channel: Channel[Group] = Channel()
-        running = asyncio.create_task(self._run(f"valid-{step}", step, prompts, 1, temperature, channel, None))
-        trajectories = [trajectory async for group in channel for trajectory in group.trajectories]
-        await running
-        return trajectories
+        """One scored trajectory per prompt; its events are not kept, and nothing is ever cancelled here."""
+        channel: Channel[Group | Event] = Channel()
+        running = asyncio.create_task(self._run(f"valid-{step}", step, prompts, 1, temperature, channel))
+        try:
+            groups = [item async for item in channel if isinstance(item, Group)]
+            return [trajectory for group in groups for trajectory in group.trajectories]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def _run(
         self,
@@ -56,37 +59,47 @@ class Controller:
         prompts: list[Prompt],
         group: int,
         temperature: float,
-        channel: Channel[Group],
-        log: JsonLines | None,
+        channel: Channel[Group | Event],
     ) -> None:
         slots = asyncio.Semaphore(self.concurrency)
 
         async def finish(prompt: Prompt) -> None:
             names = [f"{label}/{prompt.id}/{number}" for number in range(group)]
-            runs = (self._trajectory(name, step, prompt, temperature, slots, log) for name in names)
-            await channel.put(Group(prompt, await asyncio.gather(*runs)))
+            async with asyncio.TaskGroup() as siblings:
+                runs = [
+                    siblings.create_task(self._trajectory(name, step, prompt, temperature, slots, channel))
+                    for name in names
+                ]
+            await channel.put(Group(prompt, [run.result() for run in runs]))
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 for prompt in prompts:
                     tasks.create_task(finish(prompt))
         except ExceptionGroup as errors:
-            await channel.close(errors.exceptions[0])
+            await channel.close(_first(errors))
         else:
             await channel.close()
 
     async def _trajectory(
-        self, name: str, step: int, prompt: Prompt, temperature: float, slots: asyncio.Semaphore, log: JsonLines | None
+        self,
+        name: str,
+        step: int,
+        prompt: Prompt,
+        temperature: float,
+        slots: asyncio.Semaphore,
+        channel: Channel[Group | Event],
     ) -> Trajectory:
         trajectory = Trajectory(name, prompt, stream_key(self.seed, name))
+
+        async def record(event: str, **fields: Any) -> None:
+            await channel.put({"e": event, "t": self.backend.clock.now(), "step": step, "id": name, **fields})
+
         async with slots:
-            self._record(log, "start", step, trajectory, prompt=prompt.id)
+            await record("start", prompt=prompt.id)
             await self._generate(trajectory, temperature)
-            self._record(
-                log,
+            await record(
                 "end",
-                step,
-                trajectory,
                 tokens=len(trajectory.tokens),
                 prompt_tokens=len(prompt.tokens),
                 end=trajectory.end,
@@ -96,7 +109,7 @@ class Controller:
         trajectory.text = self.tokenizer.decode(trajectory.tokens)
         score = await self.scorer.score(prompt, trajectory.text)
         trajectory.reward, trajectory.failure = score.value, score.failure
-        self._record(log, "score", step, trajectory, reward=score.value, failure=score.failure)
+        await record("score", reward=score.value, failure=score.failure)
         return trajectory
 
     async def _generate(self, trajectory: Trajectory, temperature: float) -> None:
@@ -111,6 +124,8 @@ class Controller:
                     trajectory.end = "length"
                     break
 
-    def _record(self, log: JsonLines | None, event: str, step: int, trajectory: Trajectory, **fields) -> None:
-        if log is not None:
-            log.write({"e": event, "t": self.backend.clock.now(), "step": step, "id": trajectory.id, **fields})
+
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    """What happened first; the rest is its consequence."""
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -54,6 +54,10 @@ REQUESTS = {
     "min_p 1": (sampling(min_p=1.0), "min_p = 1.0"),
     "stop id out of range": (sampling(stop_ids=(500,)), "stop_ids has the token id 500"),
     "stop string without tokenizer": (sampling(stop_strings=("x",)), "made without a tokenizer"),
+    "stream too large": (spec("x", PROMPT, stream=2**63), "stream = 9223372036854775808 must be"),
+    "negative stream": (spec("x", PROMPT, stream=-1), "stream = -1 must be"),
+    "token that is no integer": (spec("x", [1.5]), "token id 1.5, which is no integer"),
+    "temperature too small": (sampling(temperature=1e-40), "temperature = 1e-40 is not allowed"),
     "empty stop string": (sampling(stop_strings=("",)), "an empty string stops everything"),
 }
 
@@ -74,6 +78,15 @@ def test_fork_of_a_finished_sequence(engine):
 
 def test_fork_without_streams(engine):
     refused(engine, RequestError, "0 streams and 0 temperatures", lambda: engine.fork("bystander", []))
+
+
+def test_fork_with_a_stream_out_of_range(engine):
+    refused(engine, RequestError, "stream = -5 must be", lambda: engine.fork("bystander", [1, -5]))
+
+
+def test_a_huge_top_k_keeps_everything(engine):
+    engine.add(spec("x", PROMPT, 4, sampling=SamplingParams(top_k=2**70)))
+    assert len(finish(engine)["x"].tokens) == 4
 
 
 def test_fork_with_nan_temperature(engine):

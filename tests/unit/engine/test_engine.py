@@ -1,10 +1,11 @@
 """How sequences end, rest, go on and are evicted: the engine's verbs one by one."""
 
 import pytest
-
 from tests.helpers.running import GREEDY, finish, spec
+
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
+from untail.errors import RequestError
 from untail.types import SamplingParams
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -38,6 +39,37 @@ def test_a_stop_string_is_found_across_tokens_and_only_in_the_response(decoder):
     result = finish(engine)["x"]
     assert result.end == "stop"
     assert result.tokens == expected[:6]
+
+
+def test_a_stop_string_belongs_to_its_turn(decoder):
+    """Neither the last turn's end nor the environment's reply stops the next turn."""
+    decode = lambda tokens: "".join(f"<{token}>" for token in tokens)
+    expected = greedy(decoder)
+    engine = Engine(decoder, EngineConfig(kv_blocks=64), decode)
+    string = decode([expected[2]])
+    sampling = SamplingParams(temperature=0.0, stop_strings=(string,))
+    engine.add(spec("x", PROMPT, 20, sampling=sampling, hold=True))
+    assert finish(engine)["x"].end == "stop"
+    engine.append("x", [expected[2], 9])
+    second = finish(engine)["x"]
+    assert len(second.tokens) > 1 or decode(second.tokens) == string
+
+
+def test_fork_names_are_never_taken(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 20))
+    engine.add(spec("x/1", PROMPT, 20))
+    engine.step()
+    forked, chunk = engine.fork("x", [1, 2])
+    assert forked.children == ["x/2", "x/3"]
+    assert (forked.position, len(chunk.tokens)) == (1, 1)
+    engine.check_integrity()
+    assert len(finish(engine)["x"].tokens) == 19
+
+
+def test_a_context_beyond_the_model_is_refused(decoder):
+    with pytest.raises(RequestError, match=r"engine\.context = 1000, but the model's own limit is 512"):
+        Engine(decoder, EngineConfig(kv_blocks=64, context=1000))
 
 
 def test_a_full_context_is_an_end(decoder):
@@ -76,10 +108,10 @@ def test_a_fork_takes_no_block_until_somebody_writes(decoder):
     for _ in range(3):
         engine.step()
     before = engine.pool.free
-    children = engine.fork("x", list(range(32)))
+    forked, _ = engine.fork("x", list(range(32)))
     assert engine.pool.free == before
     engine.step()
-    assert before - engine.pool.free <= len(children)
+    assert before - engine.pool.free <= len(forked.children)
     engine.check_integrity()
 
 
@@ -107,8 +139,8 @@ def test_fork_at_another_temperature_keeps_the_policy(decoder, temperature):
     engine.add(spec("x", PROMPT, 30, sampling=SamplingParams()))
     for _ in range(5):
         engine.step()
-    (child,) = engine.fork("x", [7], [temperature])
-    result = finish(engine)[child]
+    forked, _ = engine.fork("x", [7], [temperature])
+    result = finish(engine)[forked.children[0]]
     assert result.policy_logprob != result.behaviour_logprob
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from untail.config import load_recipe
 from untail.errors import ConfigError
-from untail.observe.trackers import flat, make_trackers
+from untail.observe.trackers import flat, make_trackers, refuse_if_missing
 
 ROW = {"step": 3, "reward": 0.5, "learn": {"loss": 0.25}, "ends": {"stop": 2}, "note": "text"}
 
@@ -32,6 +32,6 @@ def test_a_tracker_that_is_named_hears_of_every_row(name, tmp_path, monkeypatch)
     assert any((tmp_path / "tensorboard").iterdir())
 
 
-def test_a_tracker_that_is_not_installed(tmp_path):
+def test_a_tracker_that_is_not_installed():
     with pytest.raises(ConfigError, match="trackers names 'trackio', which is not installed; pip install trackio"):
-        make_trackers(load_recipe(None, {}, ["trackers=['trackio']"]), tmp_path)
+        refuse_if_missing(load_recipe(None, {}, ["trackers=['trackio']"]))

@@ -57,7 +57,8 @@ def read_shape(folder: Path) -> Shape:
 def save_folder(model: Decoder, tokenizer: Tokenizer | None, folder: Path) -> None:
     """Write `folder` so that transformers and `load_model` read it back."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(model.shape.to_hf(), indent=2) + "\n")
+    config = model.shape.to_hf() | {"dtype": str(model.embed.dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {name: tensor.contiguous() for name, tensor in split_out(model)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:

@@ -110,7 +110,6 @@ class Shape:
             "rope_parameters": rope,
             "rope_theta": self.rope.theta,
             "eos_token_id": list(self.eos_ids) or None,
-            "dtype": "float32",
         }
 
 

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
 from tests.helpers.models import random_decoder
+
 from untail.engine.models.folder import read_shape, save_folder
 from untail.engine.models.load import load_decoder
 from untail.engine.models.shape import Shape
@@ -64,7 +64,9 @@ CONFIGS = {
     "attention_bias": {"attention_bias": True},
     "quantised safetensors": {"quantization_config": {"bits": 4}},
     "rope type 'longrope' is not supported": {"rope_parameters": {"rope_type": "longrope"}},
-    "rope field 'truncate' is not supported": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
+    "rope field 'truncate' is not supported": {
+        "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}
+    },
 }
 
 
