@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "engine": GROUND,
     "backends": GROUND | {"engine"},
     "observe": GROUND,
-    "rollout": GROUND | {"backends", "rewards", "flow", "observe"},
+    "rollout": GROUND | {"backends", "rewards"},
     "learn": GROUND | {"engine"},
     "flow": GROUND | {"backends", "engine", "learn", "observe", "rewards", "rollout"},
     "run": GROUND | {"learn", "observe"},

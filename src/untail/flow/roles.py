@@ -52,7 +52,13 @@ class LocalRoles:
         return self.backend.clock.now()
 
     async def roll_out(self, step: int, prompts: list[Prompt], channel: Channel[Group | Event]) -> None:
-        await self.controller.roll_out(step, prompts, channel)
+        """Events and groups go to the channel, which is closed in the end; a failure goes the same way."""
+        try:
+            await self.controller.roll_out(step, prompts, channel.put)
+        except Exception as error:
+            await channel.close(error)
+        else:
+            await channel.close()
 
     async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
         return await self.controller.validate(step, prompts, temperature)

@@ -5,16 +5,19 @@ trajectories are. Everything that happens to a trajectory is an event.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from statistics import fmean
 from typing import Any
 
 from untail.backends.base import Backend
 from untail.config import RolloutConfig
-from untail.flow.channel import Channel
 from untail.rewards.scorer import Scorer
 from untail.tokenizer import Tokenizer
 from untail.types import Event, Group, Prompt, SamplingParams, SequenceSpec, Trajectory, stream_key
+
+Put = Callable[[Group | Event], Awaitable[None]]
+"""Where a rollout's events and groups go."""
 
 
 class Controller:
@@ -36,30 +39,23 @@ class Controller:
         self.concurrency = concurrency
         self.seed = seed
 
-    async def roll_out(self, step: int, prompts: list[Prompt], channel: Channel[Group | Event]) -> None:
-        """Sample `config.group` trajectories for each prompt. Events go to the channel as they happen, groups as they
-        finish; then it closes."""
-        await self._run(f"train-{step}", step, prompts, self.config.group, self.config.temperature, channel)
+    async def roll_out(self, step: int, prompts: list[Prompt], put: Put) -> None:
+        """Sample `config.group` trajectories per prompt; `put` gets events as they happen, groups as they finish."""
+        await self._run(f"train-{step}", step, prompts, self.config.group, self.config.temperature, put)
 
     async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
         """One scored trajectory per prompt; its events are not kept, and nothing is ever cancelled here."""
-        channel: Channel[Group | Event] = Channel()
-        running = asyncio.create_task(self._run(f"valid-{step}", step, prompts, 1, temperature, channel))
-        try:
-            groups = [item async for item in channel if isinstance(item, Group)]
-            return [trajectory for group in groups for trajectory in group.trajectories]
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        trajectories: list[Trajectory] = []
+
+        async def keep(item: Group | Event) -> None:
+            if isinstance(item, Group):
+                trajectories.extend(item.trajectories)
+
+        await self._run(f"valid-{step}", step, prompts, 1, temperature, keep)
+        return trajectories
 
     async def _run(
-        self,
-        label: str,
-        step: int,
-        prompts: list[Prompt],
-        group: int,
-        temperature: float,
-        channel: Channel[Group | Event],
+        self, label: str, step: int, prompts: list[Prompt], group: int, temperature: float, put: Put
     ) -> None:
         slots = asyncio.Semaphore(self.concurrency)
 
@@ -67,33 +63,25 @@ class Controller:
             names = [f"{label}/{prompt.id}/{number}" for number in range(group)]
             async with asyncio.TaskGroup() as siblings:
                 runs = [
-                    siblings.create_task(self._trajectory(name, step, prompt, temperature, slots, channel))
+                    siblings.create_task(self._trajectory(name, step, prompt, temperature, slots, put))
                     for name in names
                 ]
-            await channel.put(Group(prompt, [run.result() for run in runs]))
+            await put(Group(prompt, [run.result() for run in runs]))
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 for prompt in prompts:
                     tasks.create_task(finish(prompt))
         except ExceptionGroup as errors:
-            await channel.close(_first(errors))
-        else:
-            await channel.close()
+            raise _first(errors) from errors
 
     async def _trajectory(
-        self,
-        name: str,
-        step: int,
-        prompt: Prompt,
-        temperature: float,
-        slots: asyncio.Semaphore,
-        channel: Channel[Group | Event],
+        self, name: str, step: int, prompt: Prompt, temperature: float, slots: asyncio.Semaphore, put: Put
     ) -> Trajectory:
         trajectory = Trajectory(name, prompt, stream_key(self.seed, name))
 
         async def record(event: str, **fields: Any) -> None:
-            await channel.put({"e": event, "t": self.backend.clock.now(), "step": step, "id": name, **fields})
+            await put({"e": event, "t": self.backend.clock.now(), "step": step, "id": name, **fields})
 
         async with slots:
             await record("start", prompt=prompt.id)
