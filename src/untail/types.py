@@ -112,12 +112,12 @@ class Trajectory:
     entropy: list[float] = field(default_factory=list)
     p_eos: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
-    mixed_kv: list[bool] = field(default_factory=list)
     from_model: list[bool] = field(default_factory=list)
     end: End | None = None
     text: str = ""
     reward: float = 0.0
     failure: str | None = None  # why its scorer gave no reward, if it failed
+    mixed_kv: list[bool] = field(default_factory=list)
 
     def take(self, chunk: Chunk) -> None:
         self.tokens += chunk.tokens

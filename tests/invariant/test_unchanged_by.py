@@ -110,14 +110,13 @@ def test_fork(family_decoder, sampling, alone, at):
     """A child with the parent's stream and temperature repeats the parent; the parent does not notice."""
     engine = start(family_decoder, sampling)
     children: dict[str, tuple[int, int]] = {}
-    made: dict[str, int] = {}
 
-    def fork(step, _):
+    def fork(step, so_far):
         if step == at:
             for number in range(len(PROMPTS)):
-                made[str(number)] = len(engine._sequences[str(number)].tokens) - len(PROMPTS[number])
-                for child in engine.fork(str(number), [number, number])[0].children:
-                    children[child] = (number, made[str(number)])
+                forked, chunk = engine.fork(str(number), [number, number])
+                join(so_far.setdefault(str(number), Chunk()), chunk)
+                children.update((child, (number, forked.position)) for child in forked.children)
 
     results = finish(engine, fork)
     compare(family_decoder, sampling, alone, results, "forked parent")
@@ -161,8 +160,15 @@ def test_smollm2_batched_forked_and_preempted(smollm2):
     engine = Engine(smollm2.decoder, EngineConfig(kv_blocks=15, max_batch_tokens=24))
     for number, prompt in enumerate(prompts):
         engine.add(spec(str(number), prompt, 64))
-    children = []
-    results = finish(engine, lambda step, _: children.extend(engine.fork("0", [7])[0].children) if step == 20 else None)
+    children: list[str] = []
+
+    def fork(step, so_far):
+        if step == 20:
+            forked, chunk = engine.fork("0", [7])
+            join(so_far.setdefault("0", Chunk()), chunk)
+            children.extend(forked.children)
+
+    results = finish(engine, fork)
     for number, prompt in enumerate(prompts):
         assert_same(smollm2.decoder, prompt, alone[number], results[str(number)].tokens, f"SmolLM2 {number}")
     tail = results[children[0]].tokens
