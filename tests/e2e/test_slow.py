@@ -28,7 +28,7 @@ def test_smollm2_trains_two_steps_on_a_reasoning_gym_task(tmp_path):
     metrics = rows(tmp_path / "run")
     assert [row["step"] for row in metrics] == [1, 2]
     trained = [row["learn"] for row in metrics if row["learn"]["optimizer_steps"]]
-    assert all(learn["mismatch_max"] < 1e-3 and learn["mismatch_mean"] < 1e-4 for learn in trained)
+    assert all(learn["mismatch_max"] < 1e-4 for learn in trained)
 
 
 def test_the_quickstart_learns(tmp_path):

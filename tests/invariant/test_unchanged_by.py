@@ -3,10 +3,14 @@
 Every test makes the same sequences in some other way and compares them, greedy and sampled, with sequences made alone.
 """
 
+import asyncio
+from contextlib import aclosing
+
 import pytest
 from tests.helpers.equality import assert_same
 from tests.helpers.running import GREEDY, finish, join, spec
 
+from untail.backends.native import NativeBackend
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
 from untail.types import Chunk, SamplingParams
@@ -134,6 +138,32 @@ def test_weights_that_do_not_change(family_decoder, sampling, alone):
     compare(family_decoder, sampling, alone, results, "version bump")
     assert engine.counts.recomputed_after_update > 0
     assert set(results["2"].version) == {0, 5, 30}
+
+
+async def test_pause_and_resume(family_decoder, sampling, alone):
+    engine = Engine(family_decoder, EngineConfig(kv_blocks=128))
+    backend = NativeBackend(engine)
+
+    async def collect(number: int) -> Chunk:
+        whole = Chunk()
+        request = spec(str(number), PROMPTS[number], BUDGET, stream=number, sampling=sampling, chunk=9)
+        async with aclosing(backend.generate(request)) as chunks:
+            async for chunk in chunks:
+                join(whole, chunk)
+                if chunk.end == "boundary":
+                    break
+        return whole
+
+    tasks = [asyncio.create_task(collect(number)) for number in range(len(PROMPTS))]
+    for steps in (5, 30):
+        while engine.counts.steps < steps:
+            await asyncio.sleep(0)
+        await backend.pause("keep")
+        engine.check_integrity()
+        await backend.resume()
+    results = dict(zip(map(str, range(len(PROMPTS))), await asyncio.gather(*tasks), strict=True))
+    await backend.close()
+    compare(family_decoder, sampling, alone, results, "paused")
 
 
 def test_sleep_and_wake(family_decoder, sampling, alone):
