@@ -16,6 +16,8 @@ from untail.errors import ConfigError, nearest
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 LossKind = Literal["token", "sequence", "constant"]
 """Mean over all tokens; mean over sequences of their token means; mean over sequences of token sum / `loss_length`."""
@@ -32,7 +34,7 @@ class EngineConfig(Strict):
 
     max_seqs: PositiveInt = 256  # slots: sequences computed in one step
     max_batch_tokens: PositiveInt = 2048  # tokens computed in one step, prefill and decode together
-    kv_gib: PositiveFloat = 1.0  # size of the KV pool
+    kv_gib: Annotated[float, Field(gt=0, le=2**20)] = 1.0  # size of the KV pool
     kv_blocks: PositiveInt | None = None  # the same in blocks of 16 tokens; wins over kv_gib
     context: PositiveInt | None = None  # the longest sequence; the model's own limit if unset
     prefix_cache: bool = True
@@ -47,14 +49,14 @@ class LearnConfig(Strict):
     lr: PositiveFloat = 3e-4
     warmup_steps: Annotated[int, Field(ge=0)] = 3
     betas: tuple[Beta, Beta] = (0.9, 0.99)
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NotNegative = 0.0
     max_grad_norm: PositiveFloat = 1.0
     advantage: dict[str, Any] = {"name": "grpo"}
     loss: LossKind | None = None  # unset: the loss that the advantage was published with
     loss_length: PositiveInt = 256  # what the loss "constant" divides a sequence's sum by
     clip_low: PositiveFloat = 0.2
     clip_high: PositiveFloat = 0.2
-    kl: Annotated[float, Field(ge=0)] = 0.0  # weight of the KL to the start weights; 0 keeps no reference model
+    kl: NotNegative = 0.0  # weight of the KL to the start weights; 0 keeps no reference model
     updates: PositiveInt = 1  # optimizer steps per batch: the batch is cut into this many minibatches of whole groups
     micro_batch_tokens: PositiveInt = 4096  # tokens of one forward and backward pass
     logit_rows: PositiveInt = 512  # rows of [rows x vocab] that exist at once in the fused log-prob
@@ -65,9 +67,9 @@ class RolloutConfig(Strict):
     """What is sampled in a step."""
 
     prompts: PositiveInt = 32  # groups per step
-    group: PositiveInt = 8  # trajectories per group
+    group: Annotated[int, Field(ge=2)] = 8  # trajectories per group: with one alone there is nothing to compare
     max_tokens: PositiveInt = 512  # the longest response
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
 
 
 class RewardConfig(Strict):
@@ -75,7 +77,7 @@ class RewardConfig(Strict):
 
     workers: PositiveInt = 2
     time_limit_s: PositiveFloat = 2.0  # per answer
-    memory_limit_mb: PositiveInt = 512
+    memory_limit_mb: Annotated[int, Field(gt=0, le=2**24)] = 512
 
 
 class ValidationConfig(Strict):
@@ -85,7 +87,7 @@ class ValidationConfig(Strict):
     task: dict[str, Any] | None = None
     prompts: PositiveInt = 256
     every: Annotated[int, Field(ge=0)] = 0  # steps between validations; 0: only before and after
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Literal[0] | Temperature = 1.0  # 0 is greedy
 
 
 class Recipe(Strict):
@@ -149,10 +151,10 @@ def _known_keys(cls: Any, path: list[str]) -> list[str]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -160,9 +162,12 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
-def load_recipe(source: str | None, changes: dict[str, Any], assignments: list[str]) -> Recipe:
-    """The quickstart, then the recipe (a shipped name or a TOML file), then `changes`, then `a.b=c` assignments."""
-    tree = read_toml(RECIPES / f"{QUICKSTART}.toml")
+def load_recipe(
+    source: str | None, changes: dict[str, Any], assignments: list[str], ground: dict[str, Any] | None = None
+) -> Recipe:
+    """The ground (the quickstart, or on resume the run's own recipe), then the recipe (a name or a TOML file), then
+    `changes`, then `a.b=c` assignments."""
+    tree = read_toml(RECIPES / f"{QUICKSTART}.toml") if ground is None else ground
     if source is not None and source != QUICKSTART:
         tree = layer(tree, _read_recipe(source))
     return parse(Recipe, override(layer(tree, changes), assignments), "")

@@ -3,33 +3,48 @@
 Invariant: files only grow; on resume, events and metrics are cut back to exactly where the checkpoint was written.
 """
 
+import fcntl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from untail.config import Recipe, dump_toml, parse, read_toml
 from untail.errors import UserError
 from untail.learn import checkpoint
 from untail.observe.events import JsonLines
 
+# What may differ when a run is continued: nothing that step k + 1 depends on, except for a reward that was mended.
+MAY_CHANGE = (
+    "steps",
+    "trackers",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "reward",
+    "task.reward",
+    "validation.task.reward",
+)
+
 
 class Run:
-    def __init__(self, folder: Path, recipe: Recipe, resumed_from: Path | None = None):
+    def __init__(self, folder: Path, recipe: Recipe, lock: IO[bytes], resumed_from: Path | None = None):
         self.folder = folder
         self.recipe = recipe
         self.resumed_from = resumed_from
-        sizes = checkpoint.read_state(resumed_from)["sizes"] if resumed_from else {}
+        self._lock = lock
+        sizes = checkpoint.read_state(resumed_from, "sizes")["sizes"] if resumed_from else {}
         self.events = JsonLines(folder / "events.jsonl", sizes.get("events"))
         self.metrics = JsonLines(folder / "metrics.jsonl", sizes.get("metrics"))
 
     @classmethod
     def begin(cls, folder: Path, recipe: Recipe) -> "Run":
-        cls.refuse_if_taken(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            lock = _lock(folder)
+            cls.refuse_if_taken(folder)
             (folder / "recipe.toml").write_text(dump_toml(recipe))
         except OSError as error:
             raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
-        return cls(folder, recipe)
+        return cls(folder, recipe, lock)
 
     @staticmethod
     def refuse_if_taken(folder: Path) -> None:
@@ -37,27 +52,25 @@ class Run:
             raise UserError(f"--out {folder} already holds a run; continue it with --resume, or choose another folder")
 
     @classmethod
-    def resume(cls, folder: Path, recipe: Recipe | None, steps: int | None) -> "Run":
-        """Continue the run in `folder`. `recipe`, if given, must be the run's own; `steps` may differ."""
+    def resume(cls, folder: Path, change: Callable[[dict[str, Any]], Recipe]) -> "Run":
+        """Continue the run in `folder`; `change` makes the recipe to go on with from the run's own tree."""
         if not (folder / "recipe.toml").exists():
             raise UserError(f"--resume: {folder} holds no run (no recipe.toml); start one without --resume")
-        own = parse(Recipe, read_toml(folder / "recipe.toml"), "")
-        if recipe is not None:
-            _same(own.model_copy(update={"steps": steps or own.steps}).model_dump(), recipe.model_dump(), folder)
+        lock = _lock(folder)
+        tree = read_toml(folder / "recipe.toml")
+        own, recipe = parse(Recipe, tree, ""), change(tree)
+        _refuse_other_changes(own.model_dump(), recipe.model_dump(), folder)
         latest = checkpoint.latest(folder / "checkpoints")
-        if steps is not None and steps != own.steps:
-            done = checkpoint.step_of(latest) if latest else 0
-            if steps < done:
-                raise UserError(
-                    f"--steps {steps}, but the run in {folder} has done {done} already; give at least {done}"
-                )
-            own = own.model_copy(update={"steps": steps})
-            (folder / "recipe.toml").write_text(dump_toml(own))
+        done = checkpoint.step_of(latest) if latest else 0
+        if recipe.steps < done:
+            raise UserError(f"steps = {recipe.steps}, but the run in {folder} has done {done} already; ask for more")
         if latest is None:
             # Stopped before the first checkpoint: what little there is starts anew.
             for name in ("events.jsonl", "metrics.jsonl"):
                 (folder / name).unlink(missing_ok=True)
-        return cls(folder, own, latest)
+        run = cls(folder, recipe, lock, latest)
+        (folder / "recipe.toml").write_text(dump_toml(recipe))
+        return run
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -70,15 +83,27 @@ class Run:
     def close(self) -> None:
         self.events.close()
         self.metrics.close()
+        self._lock.close()
 
 
-def _same(own: dict[str, Any], given: dict[str, Any], folder: Path, path: str = "") -> None:
-    for key, value in own.items():
-        where, other = f"{path}{key}", given.get(key)
-        if isinstance(value, dict) and isinstance(other, dict) and set(value) == set(other):
-            _same(value, other, folder, f"{where}.")
-        elif value != other:
-            raise UserError(
-                f"--resume: {where} = {other!r}, but the run in {folder} has {value!r}; drop the change, or "
-                "start a new run in another folder (the number of steps alone may change, with --steps)"
-            )
+def _lock(folder: Path) -> IO[bytes]:
+    """Held while the file is open, and gone with the process, however that ends."""
+    file = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"a run is going on in {folder}; wait for it, stop it, or choose another folder") from None
+    return file
+
+
+def _refuse_other_changes(own: Any, given: Any, folder: Path, path: str = "") -> None:
+    if own == given or path.startswith(MAY_CHANGE):
+        return
+    if isinstance(own, dict) and isinstance(given, dict):
+        for key in {**own, **given}:
+            _refuse_other_changes(own.get(key), given.get(key), folder, f"{path}.{key}".lstrip("."))
+        return
+    raise UserError(
+        f"--resume: {path} = {given!r}, but the run in {folder} has {own!r}; drop the change, or start a new run in "
+        "another folder"
+    )

@@ -21,7 +21,7 @@ from untail.observe.interval import mean_interval
 from untail.observe.metrics import step_metrics
 from untail.run import Run
 from untail.tasks.order import PromptOrder
-from untail.types import Batch, Event, Group, Progress, Prompt
+from untail.types import Batch, Event, Group, Progress, Prompt, Trajectory
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Training:
         rollout = asyncio.create_task(self.roles.roll_out(step, self.order.step(step), channel))
         groups = await self._unless_stopped(self._collect(channel), rollout)
         self._log("rolled_out", step=step)
-        self._refuse_if_nothing_was_scored(step, groups)
+        self._refuse_if_nothing_was_scored(f"step {step}", [t for group in groups for t in group.trajectories])
         # Groups arrive as they finish; their order must not depend on that, or no run could be repeated.
         batch = Batch(step, sorted(groups, key=lambda group: group.prompt.id))
         figures = await self.roles.update(batch)
@@ -122,12 +122,14 @@ class Training:
     async def _validate(self, step: int) -> None:
         work = self.roles.validate(step, self.held_out, self.recipe.validation.temperature)
         trajectories = await self._unless_stopped(work)
+        failed = self._refuse_if_nothing_was_scored(f"the validation after step {step}", trajectories)
         scores = [trajectory.reward for trajectory in trajectories]
         result = {
             "score": fmean(scores),
             "ci95": list(mean_interval(scores)),
             "n": len(scores),
             "mean_len": fmean(len(trajectory.tokens) for trajectory in trajectories),
+            "score_failures": failed,
         }
         self.progress.validations[str(step)] = result
         self._log("validation", step=step, **result)
@@ -160,10 +162,12 @@ class Training:
         self.run.events.write({**event, "t": event["t"] - self.began})
 
     @staticmethod
-    def _refuse_if_nothing_was_scored(step: int, groups: list[Group]) -> None:
-        failures = [trajectory.failure for group in groups for trajectory in group.trajectories]
-        if all(failures):
+    def _refuse_if_nothing_was_scored(where: str, trajectories: list[Trajectory]) -> int:
+        """The number of answers whose scorer failed; if all did, going on is no use."""
+        failures = [trajectory.failure for trajectory in trajectories if trajectory.failure]
+        if len(failures) == len(trajectories):
             raise UserError(
-                f"every one of the {len(failures)} answers of step {step} failed to be scored (the first: "
-                f"{failures[0]}); mend the reward and go on with --resume"
+                f"every one of the {len(failures)} answers of {where} failed to be scored (the first: {failures[0]}); "
+                "mend the reward and go on with --resume"
             )
+        return len(failures)

@@ -19,11 +19,15 @@ CASES = {
     ),
     "no room": (["train", "--set=rollout.max_tokens=100000"], "rollout.max_tokens = 100000 leaves no room"),
     "too few prompts": (["train", "--set=task.size=8"], "fewer than rollout.prompts = 32"),
+    "pool too large": (["train", *SMALL, "--set=engine.kv_blocks=99999999999"], "the KV pool would take"),
+    "group of one": (["train", "--set=rollout.group=1"], "rollout.group = 1 is not valid"),
+    "infinite weight decay": (["train", "--set=learn.weight_decay=inf"], "learn.weight_decay = inf is not valid"),
+    "temperature too small": (["train", "--set=rollout.temperature=1e-9"], "rollout.temperature = 1e-09 is not valid"),
     "pool too small": (["train", *SMALL, "--set=engine.kv_blocks=2"], "KV blocks of 16, but the pool has 2"),
     "resume of nothing": (["train", "--resume", "--out=nothing"], "holds no run"),
     "resume without a folder": (["train", "--resume"], "--resume needs --out"),
     "NaN temperature": (["generate", "--model=tiny", "--temperature=nan", "1+1=?"], "temperature = nan is not allowed"),
-    "budget 0": (["generate", "--model=tiny", "--max-tokens=0", "1+1=?"], "budget = 0 must be at least 1"),
+    "budget 0": (["generate", "--model=tiny", "--max-tokens=0", "1+1=?"], "greater than or equal to 1"),
     "long prompt": (["generate", "--model=tiny", "1+" * 5000], "but the context holds"),
     "unknown peer": (["bench", "engine", "--model=tiny", "--peer=nobody"], "unknown peer 'nobody'"),
     "unknown workload": (["bench", "engine", "--model=tiny", "--workload=odd"], "unknown workload 'odd'"),
@@ -53,6 +57,7 @@ DATA = {
     "row without an answer": ([*GOOD, {"prompt": "2+2=?"}], "line 17"),
     "same prompt, two answers": ([*GOOD, {"prompt": "3+1=?", "answer": "5"}], "same prompt but different values"),
     "prompt that does not fit": ([*GOOD, {"prompt": "1+" * 900, "answer": "1"}], "line 17 is a prompt of"),
+    "not Unicode": ([*GOOD, '{"prompt": "\\ud800 1+1", "answer": "2"}'], "line 17 has a prompt that is not valid"),
     "not JSON": ([*GOOD, "{"], "line 17"),
 }
 
@@ -103,7 +108,7 @@ def test_a_reward_that_never_works_stops_the_run(function, says, tmp_path, monke
     outcome = untail("train", "--steps=2", *SMALL, reward, "--out", tmp_path / "run")
     assert outcome.code == 2, outcome.err
     assert says in outcome.err
-    assert "answers of step 1 failed to be scored" in outcome.err
+    assert "answers of the validation after step 0 failed to be scored" in outcome.err
     assert "Traceback" not in outcome.err
 
 

@@ -76,6 +76,9 @@ def test_unknown_recipe_and_unreadable_files(tmp_path):
         load_recipe("grpoo", {}, [])
     with pytest.raises(ConfigError, match=r"cannot read the recipe .*missing\.toml: No such file"):
         load_recipe(str(tmp_path / "missing.toml"), {}, [])
+    (tmp_path / "binary.toml").write_bytes(b"\xf5\x00\xff")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load_recipe(str(tmp_path / "binary.toml"), {}, [])
     (tmp_path / "broken.toml").write_text("steps = = 3")
     with pytest.raises(ConfigError, match="is not valid TOML"):
         load_recipe(str(tmp_path / "broken.toml"), {}, [])

@@ -19,7 +19,7 @@ def generate(
     top_p: Annotated[
         float, typer.Option(help="Keep the likeliest tokens that have this much probability together.")
     ] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 256,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

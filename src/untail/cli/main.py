@@ -49,6 +49,9 @@ def main() -> None:
     except UserError as error:
         say(f"error: {error}")
         sys.exit(2)
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,30 +38,28 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a model; without an argument the quickstart: the tiny model on the CPU."""
-    given = any(value is not None for value in (recipe, set_, model, task))
     changes: dict[str, Any] = {k: v for k, v in (("model", model), ("steps", steps)) if v is not None}
     if task is not None:
         from untail.tasks.names import table_of
 
         changes["task"] = table_of(task)
-    wanted = load_recipe(recipe, changes, set_ or [])
     if resume and out is None:
         raise UserError("--resume needs --out: the folder of the run to continue")
     folder = out or Path("runs") / f"{Path(recipe).stem if recipe else 'quickstart'}-{time.strftime('%Y%m%d-%H%M%S')}"
-    result = _train(folder, wanted if given or not resume else None, steps, resume)
+    result = _train(folder, partial(load_recipe, recipe, changes, set_ or []), resume)
     if json:
         print_json(result)
 
 
-def _train(folder: Path, recipe: Recipe | None, steps: int | None, resume: bool) -> dict[str, Any]:
+def _train(folder: Path, make_recipe: Callable[..., Recipe], resume: bool) -> dict[str, Any]:
     from untail.run import Run
     from untail.train import Stopped
 
     try:
         if resume:
-            run = Run.resume(folder, recipe, steps)
+            run = Run.resume(folder, lambda own: make_recipe(ground=own))
             return asyncio.run(_run(run.recipe, lambda: run))
-        assert recipe is not None
+        recipe = make_recipe()
         Run.refuse_if_taken(folder)
         return asyncio.run(_run(recipe, lambda: Run.begin(folder, recipe)))
     except Stopped:
@@ -81,24 +80,24 @@ async def _run(recipe: Recipe, begin: Callable[[], "Run"]) -> dict[str, Any]:
     for note in data.notes:
         say(note)
     roles = LocalRoles(recipe, model, data.rewards)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
     run = begin()
     try:
-        return await _watched(run, roles, data)
+        return await _watched(run, roles, data, stop)
     finally:
         run.close()
         await roles.close()
 
 
-async def _watched(run: "Run", roles: "LocalRoles", data: "RunData") -> dict[str, Any]:
+async def _watched(run: "Run", roles: "LocalRoles", data: "RunData", stop: asyncio.Event) -> dict[str, Any]:
     from untail.observe.display import Display
     from untail.observe.summary import summary
     from untail.observe.trackers import make_trackers
     from untail.train import Training
 
     trackers = make_trackers(run.recipe, run.folder)
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
     with Display(run.recipe.steps) as display:
 
         def show(row: dict[str, Any]) -> None:

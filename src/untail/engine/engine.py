@@ -18,7 +18,7 @@ from untail.engine.prefix import PrefixCache
 from untail.engine.runner import Result, Runner
 from untail.engine.scheduler import Counts, Scheduler, Work
 from untail.engine.sequence import Sequence, State
-from untail.engine.validate import Limits, check_stream, check_temperature
+from untail.engine.validate import Limits, check_stream, check_temperature, refuse_if_too_large
 from untail.errors import RequestError, SequenceStateError
 from untail.types import Chunk, End, Forked, SequenceSpec
 
@@ -40,6 +40,7 @@ class Engine:
         if context > decoder.shape.context:
             raise RequestError(f"engine.context = {context}, but the model's own limit is {decoder.shape.context}")
         blocks = config.kv_blocks or int(config.kv_gib * 2**30) // Runner.block_bytes(decoder)
+        refuse_if_too_large(blocks * Runner.block_bytes(decoder), decoder.embed.device)
         if blocks < 1:
             raise RequestError(
                 f"engine.kv_gib = {config.kv_gib} does not hold one KV block of {Runner.block_bytes(decoder)} bytes; "

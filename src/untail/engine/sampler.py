@@ -5,6 +5,7 @@ on the batch it was sampled in. `policy_logprob`, `entropy` and `p_eos` are the 
 nothing truncated); `behaviour_logprob` is what the token was really drawn from.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,8 @@ def sample(logits_RV: Tensor, sequences: list[Sequence]) -> Sampled:
             stop_probability(probs_RV, sequences).double(),
         )
     ).tolist()
+    if not all(map(math.isfinite, columns[3])):
+        raise FloatingPointError("the model's logits are not finite: its weights have blown up, or were damaged")
     return Sampled([int(token) for token in columns[0]], list(zip(*columns[1:], strict=True)))
 
 
@@ -80,7 +83,8 @@ def draw(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     """The first step above the target, below the last one whatever the rounding: a token without probability never."""
-    return torch.searchsorted(cumulative, torch.minimum(target, cumulative[:, -1:] * (1 - 1e-12)), right=True)
+    found = torch.searchsorted(cumulative, torch.minimum(target, cumulative[:, -1:] * (1 - 1e-12)), right=True)
+    return found.clamp_max(cumulative.shape[-1] - 1)  # nothing is above it where the logits are not finite
 
 
 def behaviour_log_probs(logits_RV: Tensor, policy_RV: Tensor, sequences: list[Sequence]) -> Tensor:

@@ -1,7 +1,10 @@
 """What the engine refuses, before it touches anything: one sentence each, naming the field, the value and the fix."""
 
 import math
+import os
 from collections.abc import Sequence as Tokens
+
+import torch
 
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.models.shape import Shape
@@ -68,6 +71,19 @@ class Limits:
             refuse("stop_strings", sampling.stop_strings, "an empty string stops everything")
         if sampling.stop_strings and not self.can_decode:
             refuse("stop_strings", sampling.stop_strings, "the engine was made without a tokenizer to find them")
+
+
+def refuse_if_too_large(pool_bytes: int, device: torch.device) -> None:
+    """A pool that this machine cannot hold."""
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[0]
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if pool_bytes > memory:
+        raise RequestError(
+            f"the KV pool would take {pool_bytes / 2**30:.3g} GiB, but this machine has {memory / 2**30:.3g} GiB; "
+            "lower engine.kv_gib (or engine.kv_blocks)"
+        )
 
 
 def check_temperature(name: str, temperature: float) -> None:

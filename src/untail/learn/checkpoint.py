@@ -71,11 +71,12 @@ def load(path: Path) -> Checkpoint:
         raise _unreadable(path, error) from error
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """What `save` was given as `state`, without the tensors."""
+def read_state(path: Path, *needed: str) -> dict[str, Any]:
+    """What `save` was given as `state`, without the tensors; `needed` are the keys it must have."""
     try:
-        return json.loads((path / STATE).read_text())["state"]
-    except (OSError, ValueError, KeyError) as error:
+        state = json.loads((path / STATE).read_text())["state"]
+        return {**state, **{key: state[key] for key in needed}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from error
 
 

@@ -14,7 +14,7 @@ included.
 | rolled_out | the last group of the step is done  | |
 | update     | the weights have changed            | the trainer's figures |
 | done       | the step is over                    | |
-| validation | held-out prompts were scored        | score, ci95, n, mean_len |
+| validation | held-out prompts were scored        | score, ci95, n, mean_len, score_failures |
 """
 
 import json

@@ -11,7 +11,7 @@ def wilson(mean: float, n: int) -> tuple[float, float]:
     less)."""
     centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n**2))
-    return centre - half, centre + half
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def mean_interval(scores: Sequence[float]) -> tuple[float, float]:

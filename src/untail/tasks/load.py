@@ -36,7 +36,7 @@ def load_tasks(
     prompts: list[Prompt] = []
     for row in rows:
         _check_data(row, rewards[row.task])
-        tokens = tuple(tokenizer.chat(row.prompt))
+        tokens = _tokens(row, tokenizer)
         if max_prompt_tokens is not None and len(tokens) > max_prompt_tokens:
             _refuse_or_count_too_long(row, len(tokens), max_prompt_tokens, dropped, where)
             continue
@@ -52,6 +52,16 @@ def load_tasks(
     if not prompts:
         raise DataError(f"no prompt of {where} is left; {'; '.join(TaskSet([], {}, dropped).notes)}")
     return TaskSet(prompts, {row.task: row.reward for row in rows}, dict(dropped))
+
+
+def _tokens(row: Row, tokenizer: Tokenizer) -> tuple[int, ...]:
+    texts = [row.prompt] if isinstance(row.prompt, str) else [message["content"] for message in row.prompt]
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{row.where} has a prompt that is not valid Unicode ({error.reason}); mend the row") from None
+    return tuple(tokenizer.chat(row.prompt))
 
 
 def read_rows(table: dict[str, Any], where: str = "task") -> tuple[list[Row], Counter[str]]:
