@@ -44,40 +44,40 @@ def start(decoder, sampling, budget=BUDGET, **config) -> Engine:
     return engine
 
 
-def compare(decoder, sampling, alone, results, what):
+def assert_unchanged(decoder, sampling, alone, results, what):
     for number, prompt in enumerate(PROMPTS):
         stream = None if sampling is GREEDY else number
         assert_same(decoder, prompt, alone[number], results[str(number)].tokens, what, stream)
 
 
 def test_batch_composition(family_decoder, sampling, alone):
-    compare(family_decoder, sampling, alone, finish(start(family_decoder, sampling)), "batch")
+    assert_unchanged(family_decoder, sampling, alone, finish(start(family_decoder, sampling)), "batch")
 
 
 def test_few_slots(family_decoder, sampling, alone):
-    compare(family_decoder, sampling, alone, finish(start(family_decoder, sampling, max_seqs=2)), "two slots")
+    assert_unchanged(family_decoder, sampling, alone, finish(start(family_decoder, sampling, max_seqs=2)), "two slots")
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 16, 33])
 def test_chunked_prefill(family_decoder, sampling, alone, tokens):
     engine = start(family_decoder, sampling, max_batch_tokens=tokens)
-    compare(family_decoder, sampling, alone, finish(engine), f"chunks of {tokens}")
+    assert_unchanged(family_decoder, sampling, alone, finish(engine), f"chunks of {tokens}")
 
 
 def test_prefix_hit(family_decoder, sampling, alone):
     engine = start(family_decoder, sampling)
-    compare(family_decoder, sampling, alone, finish(engine), "first time")
+    assert_unchanged(family_decoder, sampling, alone, finish(engine), "first time")
     hits = engine.counts.prefix_hits
     for number, prompt in enumerate(PROMPTS):
         engine.release(str(number))
         engine.add(spec(str(number), prompt, BUDGET, stream=number, sampling=sampling))
-    compare(family_decoder, sampling, alone, finish(engine), "prefix hit")
+    assert_unchanged(family_decoder, sampling, alone, finish(engine), "prefix hit")
     assert engine.counts.prefix_hits - hits >= 2 * 32 + 48
 
 
 def test_preemption_and_recompute(family_decoder, sampling, alone):
     engine = start(family_decoder, sampling, kv_blocks=14)
-    compare(family_decoder, sampling, alone, finish(engine), "preempted")
+    assert_unchanged(family_decoder, sampling, alone, finish(engine), "preempted")
     assert engine.counts.preemptions > 0
     assert engine.counts.recomputed_after_eviction > 0
 
@@ -92,7 +92,7 @@ def test_extend(family_decoder, sampling, alone):
         if len(results["0"].tokens) < BUDGET:
             for name in results:
                 engine.extend(name, 10)
-    compare(family_decoder, sampling, alone, results, "extended")
+    assert_unchanged(family_decoder, sampling, alone, results, "extended")
     fresh = sum(map(len, PROMPTS)) + (BUDGET - 1) * len(PROMPTS)
     assert engine.counts.computed + engine.counts.prefix_hits == fresh, "an extension computed something again"
 
@@ -105,7 +105,7 @@ def test_extend_after_eviction(family_decoder, sampling, alone):
         engine.extend(name, BUDGET // 2)
     for name, chunk in finish(engine).items():
         join(results[name], chunk)
-    compare(family_decoder, sampling, alone, results, "evicted at a boundary")
+    assert_unchanged(family_decoder, sampling, alone, results, "evicted at a boundary")
     assert engine.counts.recomputed_after_eviction > 0
 
 
@@ -123,7 +123,7 @@ def test_fork(family_decoder, sampling, alone, at):
                 children.update((child, (number, forked.position)) for child in forked.children)
 
     results = finish(engine, fork)
-    compare(family_decoder, sampling, alone, results, "forked parent")
+    assert_unchanged(family_decoder, sampling, alone, results, "forked parent")
     assert len(children) == 2 * len(PROMPTS)
     for child, (number, done) in children.items():
         stream = None if sampling is GREEDY else number
@@ -135,7 +135,7 @@ def test_weights_that_do_not_change(family_decoder, sampling, alone):
     """A version bump voids every key and value; computed again, they are the same."""
     engine = start(family_decoder, sampling)
     results = finish(engine, lambda step, _: engine.load_weights(None, step) if step in (5, 30) else None)
-    compare(family_decoder, sampling, alone, results, "version bump")
+    assert_unchanged(family_decoder, sampling, alone, results, "version bump")
     assert engine.counts.recomputed_after_update > 0
     assert set(results["2"].version) == {0, 5, 30}
 
@@ -163,7 +163,7 @@ async def test_pause_and_resume(family_decoder, sampling, alone):
         await backend.resume()
     results = dict(zip(map(str, range(len(PROMPTS))), await asyncio.gather(*tasks), strict=True))
     await backend.close()
-    compare(family_decoder, sampling, alone, results, "paused")
+    assert_unchanged(family_decoder, sampling, alone, results, "paused")
 
 
 def test_sleep_and_wake(family_decoder, sampling, alone):
@@ -175,7 +175,7 @@ def test_sleep_and_wake(family_decoder, sampling, alone):
             assert engine.runner.kv is None
             engine.wake()
 
-    compare(family_decoder, sampling, alone, finish(engine, nap), "slept")
+    assert_unchanged(family_decoder, sampling, alone, finish(engine, nap), "slept")
 
 
 def test_smollm2_batched_forked_and_preempted(smollm2):

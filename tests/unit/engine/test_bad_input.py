@@ -24,7 +24,7 @@ def engine(decoder):
     return engine
 
 
-def refused(engine: Engine, error: type[UserError], sentence: str, action) -> None:
+def assert_refused(engine: Engine, error: type[UserError], sentence: str, action) -> None:
     with pytest.raises(error, match=re.escape(sentence)):
         action()
     engine.check_integrity()
@@ -65,7 +65,7 @@ REQUESTS = {
 @pytest.mark.parametrize("case", REQUESTS)
 def test_request(engine, case):
     request, sentence = REQUESTS[case]
-    refused(engine, RequestError, sentence, lambda: engine.add(request))
+    assert_refused(engine, RequestError, sentence, lambda: engine.add(request))
 
 
 def test_fork_of_a_finished_sequence(engine):
@@ -73,15 +73,15 @@ def test_fork_of_a_finished_sequence(engine):
     while engine.is_alive("short") and engine._sequences["short"].budget:
         engine.step()
     engine.release("short")
-    refused(engine, SequenceStateError, "'short' is unknown", lambda: engine.fork("short", [1]))
+    assert_refused(engine, SequenceStateError, "'short' is unknown", lambda: engine.fork("short", [1]))
 
 
 def test_fork_without_streams(engine):
-    refused(engine, RequestError, "0 streams and 0 temperatures", lambda: engine.fork("bystander", []))
+    assert_refused(engine, RequestError, "0 streams and 0 temperatures", lambda: engine.fork("bystander", []))
 
 
 def test_fork_with_a_stream_out_of_range(engine):
-    refused(engine, RequestError, "stream = -5 must be", lambda: engine.fork("bystander", [1, -5]))
+    assert_refused(engine, RequestError, "stream = -5 must be", lambda: engine.fork("bystander", [1, -5]))
 
 
 def test_a_huge_top_k_keeps_everything(engine):
@@ -90,13 +90,13 @@ def test_a_huge_top_k_keeps_everything(engine):
 
 
 def test_fork_with_nan_temperature(engine):
-    refused(engine, RequestError, "temperature = nan", lambda: engine.fork("bystander", [1, 2], [1.0, math.nan]))
+    assert_refused(engine, RequestError, "temperature = nan", lambda: engine.fork("bystander", [1, 2], [1.0, math.nan]))
 
 
 def test_double_abort(engine):
     engine.add(spec("gone", PROMPT))
     engine.abort("gone")
-    refused(engine, SequenceStateError, "'gone' is unknown", lambda: engine.abort("gone"))
+    assert_refused(engine, SequenceStateError, "'gone' is unknown", lambda: engine.abort("gone"))
 
 
 @pytest.mark.parametrize("verb", ["extend", "append to", "release"])
@@ -107,7 +107,7 @@ def test_not_at_a_boundary(engine, verb):
         "append to": lambda: engine.append("bystander", [1]),
         "release": lambda: engine.release("bystander"),
     }
-    refused(engine, SequenceStateError, f"cannot {verb} sequence 'bystander': it is running", actions[verb])
+    assert_refused(engine, SequenceStateError, f"cannot {verb} sequence 'bystander': it is running", actions[verb])
 
 
 def at_boundary(engine: Engine, **more) -> None:
@@ -126,14 +126,14 @@ def test_bad_extension_and_reply(engine):
         engine.append("x", [])
     with pytest.raises(RequestError, match="token id 1000"):
         engine.append("x", [1000])
-    refused(engine, RequestError, "would have 608 tokens", lambda: engine.append("x", [1] * 600))
+    assert_refused(engine, RequestError, "would have 608 tokens", lambda: engine.append("x", [1] * 600))
 
 
 def test_a_turn_that_is_over_is_not_extended(engine):
     everything = SamplingParams(temperature=0.0, stop_ids=tuple(range(199)))
     engine.add(spec("x", PROMPT, 3, sampling=everything, hold=True))
     engine.step()
-    refused(engine, SequenceStateError, "ended its turn", lambda: engine.extend("x", 5))
+    assert_refused(engine, SequenceStateError, "ended its turn", lambda: engine.extend("x", 5))
 
 
 def test_an_update_that_does_not_fit_changes_nothing(decoder):

@@ -21,40 +21,42 @@ def folder(tmp_path):
     return tmp_path
 
 
-def refused(sentence: str, action) -> None:
+def assert_refused(sentence: str, action) -> None:
     with pytest.raises(ModelError, match=re.escape(sentence)):
         action()
 
 
 def test_where_there_is_no_model(tmp_path):
-    refused("there is no model folder 'nowhere'", lambda: find_model("nowhere"))
-    refused("has no config.json", lambda: find_model(str(tmp_path)))
+    assert_refused("there is no model folder 'nowhere'", lambda: find_model("nowhere"))
+    assert_refused("has no config.json", lambda: find_model(str(tmp_path)))
     (tmp_path / "config.json").write_text("{}")
-    refused("no *.safetensors weights", lambda: find_model(str(tmp_path)))
+    assert_refused("no *.safetensors weights", lambda: find_model(str(tmp_path)))
     (tmp_path / "weights.bin").write_text("")
-    refused("is a file but not a .gguf", lambda: find_model(str(tmp_path / "weights.bin")))
+    assert_refused("is a file but not a .gguf", lambda: find_model(str(tmp_path / "weights.bin")))
 
 
 def test_a_hub_that_cannot_be_reached():
-    refused("'nobody/nothing' is no local folder and the hub did not give it", lambda: find_model("nobody/nothing"))
+    assert_refused(
+        "'nobody/nothing' is no local folder and the hub did not give it", lambda: find_model("nobody/nothing")
+    )
 
 
 def test_a_file_that_is_not_gguf(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"not at all")
     files = find_model(str(tmp_path / "model.gguf"))
-    refused("is not a readable GGUF file", lambda: load_decoder(files))
+    assert_refused("is not a readable GGUF file", lambda: load_decoder(files))
 
 
 def test_weights_that_do_not_fit(folder):
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     save_file({**tensors, name: torch.zeros(3, 3)}, folder / "model.safetensors")
-    refused(f"tensor {name!r} has shape (3, 3)", lambda: load_decoder(ModelFiles(folder)))
+    assert_refused(f"tensor {name!r} has shape (3, 3)", lambda: load_decoder(ModelFiles(folder)))
     del tensors[name]
     save_file(tensors, folder / "model.safetensors")
-    refused(f"tensor {name!r} is missing", lambda: load_decoder(ModelFiles(folder)))
+    assert_refused(f"tensor {name!r} is missing", lambda: load_decoder(ModelFiles(folder)))
     (folder / "model.safetensors").write_bytes(b"cut short")
-    refused("is not a readable safetensors file", lambda: load_decoder(ModelFiles(folder)))
+    assert_refused("is not a readable safetensors file", lambda: load_decoder(ModelFiles(folder)))
 
 
 CONFIGS = {
@@ -73,15 +75,15 @@ CONFIGS = {
 @pytest.mark.parametrize("sentence", CONFIGS)
 def test_a_config_that_asks_for_more_than_the_loop_does(folder, sentence):
     config = json.loads((folder / "config.json").read_text()) | CONFIGS[sentence]
-    refused(sentence, lambda: Shape.from_hf(config, "x"))
+    assert_refused(sentence, lambda: Shape.from_hf(config, "x"))
 
 
 def test_a_config_that_lacks_something(folder):
     config = json.loads((folder / "config.json").read_text())
     del config["hidden_size"]
-    refused("config.json lacks 'hidden_size'", lambda: Shape.from_hf(config, "x"))
+    assert_refused("config.json lacks 'hidden_size'", lambda: Shape.from_hf(config, "x"))
     (folder / "config.json").write_text("{")
-    refused("cannot be read as JSON", lambda: read_shape(folder))
+    assert_refused("cannot be read as JSON", lambda: read_shape(folder))
 
 
 def test_stop_ids_of_the_generation_config_count(folder):
