@@ -33,11 +33,3 @@ def smollm2():
     from untail.engine.models.load import load_model
 
     return load_model("smollm2", device="cpu")
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Near ties are allowed and counted: say how many there were (one worker's share under pytest-xdist)."""
-    from tests.helpers.equality import near_ties
-
-    for case in near_ties:
-        terminalreporter.write_line(f"near tie: {case}")
