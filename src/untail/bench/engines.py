@@ -131,5 +131,10 @@ def transformers_engines(decoder: Decoder) -> list[BenchEngine]:
 
     with TemporaryDirectory() as folder:
         save_folder(decoder, None, Path(folder))
-        load = lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=decoder.embed.dtype).eval()
+
+        def load() -> Any:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=decoder.embed.dtype).eval()
+            model.generation_config.eos_token_id = None  # `generate` takes it from here when its own settings say None
+            return model
+
         return [TransformersPadded(load()), TransformersContinuous(load())]
