@@ -64,12 +64,19 @@ class LearnConfig(Strict):
 
 
 class RolloutConfig(Strict):
-    """What is sampled in a step."""
+    """What is sampled in a step, and what holds for every mechanism."""
 
     prompts: PositiveInt = 32  # groups per step
     group: Annotated[int, Field(ge=2)] = 8  # trajectories per group: with one alone there is nothing to compare
     max_tokens: PositiveInt = 512  # the longest response
     temperature: Temperature = 1.0
+    watch_every: PositiveInt = 64  # tokens between two looks of the watchers
+    patience: PositiveInt | None = (
+        None  # tokens before a watcher may stop; unset: min(2048, max(2 strides, budget / 4))
+    )
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.05  # share of the stopped and cancelled that run on, unseen
+    max_false_kills: Annotated[float, Field(ge=0, le=1)] = 0.1  # a reason that surely exceeds it switches itself off
+    max_staleness: Annotated[int, Field(ge=0)] = 4  # versions between a token's sampling and its training
 
 
 class RewardConfig(Strict):
@@ -103,6 +110,7 @@ class Recipe(Strict):
     keep_checkpoints: PositiveInt = 2
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
     rollout: RolloutConfig = RolloutConfig()
+    mechanisms: dict[str, dict[str, Any] | Literal[False]] = {}  # by name, asked in this order; false leaves one out
     reward: RewardConfig = RewardConfig()
     validation: ValidationConfig = ValidationConfig()
     engine: EngineConfig = EngineConfig()

@@ -4,6 +4,7 @@ A thin wrapper over `transformers`' tokenizers, so that the rest of untail sees 
 chat prompt is rendered. Importing this module does not import transformers; loading a tokenizer does.
 """
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ class Tokenizer:
     def eos_ids(self) -> tuple[int, ...]:
         eos = self._tokenizer.eos_token_id
         return () if eos is None else (int(eos),)
+
+    @property
+    def identity(self) -> str:
+        """The same for two tokenizers that mean the same by every token id."""
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        return hashlib.blake2b(repr(vocabulary).encode(), digest_size=8).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

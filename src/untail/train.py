@@ -5,7 +5,8 @@ k + 1 depends on. The loop knows roles and channels, not processes: where and ho
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any, TypeVar
@@ -20,7 +21,6 @@ from untail.observe.events import SCHEMA, read_lines
 from untail.observe.interval import mean_interval
 from untail.observe.metrics import step_metrics
 from untail.run import Run
-from untail.tasks.order import PromptOrder
 from untail.types import Batch, Event, Group, Progress, Prompt, Trajectory
 
 T = TypeVar("T")
@@ -35,13 +35,11 @@ class Training:
         self,
         run: Run,
         roles: LocalRoles,
-        prompts: list[Prompt],
         held_out: list[Prompt],
         show: Callable[[dict[str, Any]], None],
         stop: asyncio.Event,
     ):
         self.run, self.recipe, self.roles = run, run.recipe, roles
-        self.order = PromptOrder(prompts, self.recipe.rollout.prompts, self.recipe.seed)
         self.held_out = held_out
         self.show = show  # hears of every metrics row and every validation
         self.stop = stop
@@ -51,8 +49,14 @@ class Training:
 
     async def train(self) -> Progress:
         """All steps that are left. Raises `Stopped` if it was asked to stop on the way."""
+        await self.begin()
+        while await self.one_step():
+            pass
+        return await self.end()
+
+    async def begin(self) -> None:
         recipe = self.recipe
-        await self.roles.start()
+        await self.roles.begin(self.run.folder)
         if self.run.resumed_from is not None:
             self.progress = Progress(**(await self.roles.restore(self.run.resumed_from))["progress"])
         self.began = self.roles.now() - self.progress.seconds
@@ -62,33 +66,46 @@ class Training:
             untail=__version__,
             threads=torch.get_num_threads(),
             concurrency=recipe.engine.max_seqs,
+            engines=1,
             recipe=recipe.model_dump(mode="json"),
         )
-        try:
+        async with self._saved_if_stopped():
             self._step_is_whole(self.progress.step)
             await self._validate_if_due()
-            for step in range(self.progress.step + 1, recipe.steps + 1):
-                await self._step(step)
-                self._step_is_whole(step)
-                await self._validate_if_due()
-                if step == recipe.steps or step % recipe.checkpoint_every == 0:
-                    await self._save()
-        except Stopped:
-            await self._save()
-            raise
+
+    async def one_step(self) -> bool:
+        """The next step, with what is due after it; False if there is none left."""
+        step, recipe = self.progress.step + 1, self.recipe
+        if step > recipe.steps:
+            return False
+        async with self._saved_if_stopped():
+            await self._step(step)
+            self._step_is_whole(step)
+            await self._validate_if_due()
+            if step == recipe.steps or step % recipe.checkpoint_every == 0:
+                await self._save()
+        return True
+
+    async def end(self) -> Progress:
         await self.roles.export(self.run.folder / "model")
         return self.progress
 
+    @asynccontextmanager
+    async def _saved_if_stopped(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except Stopped:
+            await self._save()
+            raise
+
     async def _step(self, step: int) -> None:
         begin = self.run.events.size
-        self._log("step", step=step)
         channel: Channel[Group | Event] = Channel()
-        rollout = asyncio.create_task(self.roles.roll_out(step, self.order.step(step), channel))
+        rollout = asyncio.create_task(self.roles.roll_out(step, channel))
         groups = await self._unless_stopped(self._collect(channel), rollout)
-        self._log("rolled_out", step=step)
         self._refuse_if_nothing_was_scored(f"step {step}", [t for group in groups for t in group.trajectories])
-        # Groups arrive as they finish; their order must not depend on that, or no run could be repeated.
-        batch = Batch(step, sorted(groups, key=lambda group: group.prompt.id))
+        # They come by age; their order must not depend on that, or no run could be repeated.
+        batch = Batch(step, sorted(groups, key=lambda group: group.id))
         figures = await self.roles.update(batch)
         self._log("update", step=step, **figures)
         self._log("done", step=step)
@@ -109,6 +126,7 @@ class Training:
     def _step_is_whole(self, step: int) -> None:
         """What is written up to here belongs to it; what follows belongs to the next, and is cut off if that fails."""
         self.progress.step, self.progress.seconds = step, self.roles.now() - self.began
+        self.roles.remember()
         self.sizes = self.run.sizes
 
     async def _validate_if_due(self) -> None:

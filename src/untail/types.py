@@ -58,7 +58,8 @@ class SequenceSpec:
 
     `budget` counts model tokens until the first boundary; `chunk` is how many of them the caller wants to see at a
     time; `hold` keeps the sequence resident after a stop, for an environment's reply; `hidden` asks for hidden-state
-    sums.
+    sums. The last `done` of `tokens` are response tokens already: a trajectory that comes from another engine or from a
+    checkpoint goes on as if it had been here all the time.
     """
 
     id: str
@@ -69,6 +70,7 @@ class SequenceSpec:
     chunk: int = 64
     hold: bool = False
     hidden: bool = False
+    done: int = 0
 
 
 @dataclass(slots=True)
@@ -99,9 +101,23 @@ class Forked:
     children: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One unbroken stretch of a response, [begin, end) in response tokens, and why it ended: "stop", "length",
+    "boundary" (its stride was used up), "cut" (control ended it early), or what a watcher stopped it for."""
+
+    begin: int
+    end: int
+    why: str
+
+
 @dataclass(slots=True)
 class Trajectory:
-    """One response to one prompt, token by token, with what the engine said about each token when it was sampled."""
+    """One response to one prompt, token by token, with what the engine said about each token when it was sampled.
+
+    `stopped` is why a watcher or a group decision ended it, if one did; `masked` keeps it out of the loss and out of
+    its group's statistics.
+    """
 
     id: str
     prompt: Prompt
@@ -118,6 +134,10 @@ class Trajectory:
     reward: float = 0.0
     failure: str | None = None  # why its scorer gave no reward, if it failed
     mixed_kv: list[bool] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    stopped: str | None = None
+    masked: bool = False
+    reply_tokens: int = 0  # how many of the tokens an environment wrote
 
     def take(self, chunk: Chunk) -> None:
         self.tokens += chunk.tokens
@@ -133,14 +153,19 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """All trajectories of one prompt in one step."""
+    """The trajectories of one prompt that are learned from together."""
 
+    id: str
     prompt: Prompt
     trajectories: list[Trajectory]
 
     @property
     def rewards(self) -> list[float]:
         return [trajectory.reward for trajectory in self.trajectories]
+
+    @property
+    def oldest_version(self) -> int:
+        return min(trajectory.version[0] for trajectory in self.trajectories if trajectory.version)
 
 
 @dataclass(slots=True)

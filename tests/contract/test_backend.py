@@ -11,7 +11,7 @@ from untail.backends.native import NativeBackend
 from untail.config import EngineConfig
 from untail.engine.engine import Engine, StepFailed
 from untail.engine.models.names import split_out
-from untail.errors import RequestError, SequenceStateError
+from untail.errors import RequestError
 from untail.types import Chunk, SamplingParams
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -111,8 +111,80 @@ async def test_abort_closes_the_stream(backend):
     chunks = [chunk async for chunk in abort_after(backend, spec("x", PROMPT, 400, chunk=4), 3)]
     assert chunks[-1].end == "abort"
     assert not backend.engine.names()
-    with pytest.raises(SequenceStateError):
-        await backend.abort(["x"])
+
+
+async def test_abort_leaves_alone_what_has_ended_meanwhile(backend):
+    running = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 400))))
+    while "x" not in backend.engine.names():
+        await asyncio.sleep(0)
+    await backend.abort(["gone", "x", "x"])
+    assert (await running).end == "abort"
+
+
+async def test_cut_brings_a_boundary_and_extend_goes_on(backend):
+    whole, ends = Chunk(), []
+    async with aclosing(backend.generate(spec("x", PROMPT, 400, chunk=8))) as chunks:
+        async for chunk in chunks:
+            join(whole, chunk)
+            ends.append(chunk.end)
+            if chunk.end is None:
+                await backend.cut(["x"])
+            elif len(whole.tokens) < 40:
+                await backend.extend("x", 400)
+            else:
+                break
+    assert set(ends) == {None, "boundary"}
+    assert whole.tokens == alone("x", budget=len(whole.tokens)).tokens
+
+
+async def test_cut_before_anything_is_computed(backend):
+    await backend.pause("keep")
+    task = asyncio.create_task(anext(aiter(backend.generate(spec("x", PROMPT, 400)))))
+    while "x" not in backend.engine.names():
+        await asyncio.sleep(0)
+    await backend.cut(["x"])
+    assert await task == Chunk(end="boundary")
+
+
+async def test_cut_leaves_alone_what_ended_or_rests(backend):
+    chunks = backend.generate(spec("x", PROMPT, 5))
+    first = await anext(chunks)
+    assert first.end == "boundary"
+    await backend.cut(["gone", "x"])
+    await backend.extend("x", 5)
+    second = await anext(chunks)
+    assert (len(second.tokens), second.end) == (5, "boundary")
+    assert first.tokens + second.tokens == alone("x", budget=10).tokens
+    await backend.release("x")
+    assert [chunk async for chunk in chunks] == []
+
+
+async def test_a_trajectory_begun_elsewhere_goes_on(backend):
+    sampling = SamplingParams()
+    whole = alone("x", budget=30, sampling=sampling).tokens
+    moved = spec("y", [*PROMPT, *whole[:12]], 18, sampling=sampling, done=12)
+    assert (await collect(backend.generate(moved))).tokens == whole[12:]
+
+
+async def test_load_says_how_it_stands(backend):
+    before = backend.load()
+    assert (before.kv_used, before.busy_s, before.computed, before.sampled) == (0, 0, 0, 0)
+    chunks = backend.generate(spec("x", PROMPT, 20))
+    assert (await anext(chunks)).end == "boundary"
+    resting = backend.load()
+    assert resting.kv_used == 2 / 512, "what rests holds its blocks"
+    assert resting.busy_s > 0
+    assert (resting.computed, resting.sampled) == (len(PROMPT) + 19, 20)
+    assert (resting.recomputed, resting.preemptions) == (0, 0)
+    await backend.release("x")
+    assert backend.load().kv_used == 0
+    await chunks.aclose()
+
+
+async def test_step_seconds_are_known_after_some_steps(backend):
+    assert backend.step_seconds(1) in (1.0, 0.01)
+    await collect(backend.generate(spec("x", PROMPT, 20)))
+    assert 0 < backend.step_seconds(1) == backend.step_seconds(100) < 1
 
 
 async def abort_after(backend, request, count):

@@ -69,12 +69,13 @@ class EngineMachine(RuleBasedStateMachine):
     def pick(self, data, *states: State) -> str:
         return data.draw(st.sampled_from(self.sequences(*states)))
 
-    @rule(length=st.integers(1, 60), budget=st.integers(1, 40), hold=st.booleans(), alike=st.booleans())
-    def add(self, length, budget, hold, alike):
+    @rule(data=st.data(), length=st.integers(1, 60), budget=st.integers(1, 40), hold=st.booleans(), alike=st.booleans())
+    def add(self, data, length, budget, hold, alike):
         self.made += 1
         tokens = [1 + (i if alike else i * self.made) % 150 for i in range(length)]
         sampling = SamplingParams(stop_ids=(EOS,))
-        self.engine.add(spec(f"s{self.made}", tokens, budget, sampling=sampling, hold=hold, chunk=5))
+        done = data.draw(st.integers(0, length - 1))
+        self.engine.add(spec(f"s{self.made}", tokens, budget, sampling=sampling, hold=hold, chunk=5, done=done))
 
     @rule(steps=st.integers(1, 12))
     def step(self, steps):
@@ -104,6 +105,17 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data):
         self.engine.abort(self.pick(data))
+
+    @precondition(lambda self: self.sequences(State.RUNNING, State.WAITING))
+    @rule(data=st.data())
+    def cut(self, data):
+        name = self.pick(data, State.RUNNING, State.WAITING)
+        free, length = self.engine.pool.free, len(self.engine._sequences[name].tokens)
+        chunk = self.engine.cut(name)
+        assert chunk.end == "boundary"
+        assert self.sequences(State.BOUNDARY).count(name) == 1
+        assert self.engine.pool.free == free, "a cut gave up blocks"
+        assert len(self.engine._sequences[name].tokens) == length
 
     @precondition(lambda self: self.sequences(State.BOUNDARY))
     @rule(data=st.data())

@@ -97,6 +97,43 @@ def test_extend(family_decoder, sampling, alone):
     assert engine.counts.computed + engine.counts.prefix_hits == fresh, "an extension computed something again"
 
 
+def test_cut(family_decoder, sampling, alone):
+    """Budgets that end anywhere, and sequences that are cut before they begin, while they wait and while they run."""
+    engine = start(family_decoder, sampling, kv_blocks=14)
+    results = {name: Chunk() for name in engine.names()}
+    for steps in (0, 1, 7, 20, 3):
+        for _ in range(steps):
+            for name, chunk in engine.step():
+                join(results[name], chunk)
+        for name in engine.names():
+            if not results[name].end:
+                join(results[name], engine.cut(name))
+        engine.check_integrity()
+        for name, chunk in results.items():
+            if len(chunk.tokens) < BUDGET:
+                engine.extend(name, BUDGET - len(chunk.tokens))
+                chunk.end = None
+    for name, chunk in finish(engine).items():
+        join(results[name], chunk)
+    assert_unchanged(family_decoder, sampling, alone, results, "cut")
+
+
+@pytest.mark.parametrize("at", [1, 12, 30])
+def test_going_on_in_another_engine(family_decoder, sampling, alone, at):
+    first = start(family_decoder, sampling)
+    for _ in range(at):
+        first.step()
+    results = {name: first.abort(name) for name in first.names()}
+    second = Engine(family_decoder, EngineConfig(kv_blocks=128))
+    for number, prompt in enumerate(PROMPTS):
+        tokens = results[str(number)].tokens
+        assert len(tokens) == at
+        second.add(spec(str(number), prompt + tokens, BUDGET - at, stream=number, sampling=sampling, done=at))
+    for name, chunk in finish(second).items():
+        join(results[name], chunk)
+    assert_unchanged(family_decoder, sampling, alone, results, "moved")
+
+
 def test_extend_after_eviction(family_decoder, sampling, alone):
     """What rests at a boundary gives its blocks up to those that run, and is brought back."""
     engine = start(family_decoder, sampling, budget=BUDGET // 2, kv_blocks=12, max_seqs=1)

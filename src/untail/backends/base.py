@@ -5,9 +5,8 @@ An error is raised to the caller that owns the sequence and to nobody else.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -27,25 +26,43 @@ class Capabilities:
     draft: bool  # drafts from outside, per sequence
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a backend stands, as of its last step."""
+
+    kv_used: float  # share of the KV pool held by sequences that are alive, 0 to 1
+    busy_s: float  # seconds spent computing since the backend began
+    computed: int  # tokens computed since the backend began: prefill, decode and recomputation
+    sampled: int  # tokens sampled since the backend began
+    recomputed: int  # tokens computed again because KV ran out
+    preemptions: int  # sequences that lost their KV because it ran out
+
+
 class Clock(Protocol):
     def now(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None: ...
 
-    def timeout(self, seconds: float) -> AbstractAsyncContextManager[Any]:
-        """Raises TimeoutError in its body when the time is over."""
+    def frozen(self) -> AbstractAsyncContextManager[None]:
+        """Around work outside the backend (scoring): where time is ours, it stands still; real time goes on.
+
+        Pre: inside, only outside work is awaited; nothing is asked of the backend or its clock, not even `frozen()`.
+        Post: where time is ours, those inside leave together, in the order in which they entered.
+        """
         ...
 
 
-class RealClock:
+class LoopClock:
+    """The event loop's time: real, or virtual under `virtual_loop.py`."""
+
     def now(self) -> float:
-        return time.perf_counter()
+        return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def timeout(self, seconds: float) -> AbstractAsyncContextManager[Any]:
-        return asyncio.timeout(seconds)
+    def frozen(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
 
 class Backend(Protocol):
@@ -86,8 +103,20 @@ class Backend(Protocol):
         """The end of a sequence at a boundary; its stream closes."""
         ...
 
+    async def cut(self, names: list[str]) -> None:
+        """Their budget ends here: each stream yields what it has and `boundary`. One that has come to its end or to a
+        boundary meanwhile is left alone."""
+        ...
+
     async def abort(self, names: list[str]) -> None:
-        """The end of sequences wherever they are; their streams close with `abort`. Pre: none is finished."""
+        """The end of sequences wherever they are; each stream yields what it has and `abort`, and closes. One that has
+        come to its end meanwhile is left alone."""
+        ...
+
+    def load(self) -> Load: ...
+
+    def step_seconds(self, batch: int) -> float:
+        """What a step with `batch` running sequences takes, as measured so far (1.0 where nothing is known)."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:

@@ -6,23 +6,27 @@ does to streams travels with its turn, so that it happens whether or not the cal
 is gone would have owned is aborted.
 
 In deterministic mode the next step waits until consumers have dealt with their chunks and what they asked for is
-applied: which sequences share a step then depends on nothing but the work itself.
+applied: which sequences share a step then depends on nothing but the work itself. Time is the number of steps; it
+stands still while somebody is inside `clock.frozen()`, and while the backend is paused; control is applied even then.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from untail.backends.base import Capabilities, Clock, PauseMode, RealClock
+from untail.backends.base import Capabilities, Clock, Load, LoopClock, PauseMode
+from untail.backends.step_clock import StepClock
 from untail.engine.engine import Engine, StepFailed
+from untail.engine.step_times import StepTimes
 from untail.engine.weights import Source
 from untail.errors import RequestError, SequenceStateError
 from untail.types import Chunk, Forked, SequenceSpec
 
-SETTLED_AFTER = 16  # turns of the event loop in which nobody asked for anything
+SETTLED_AFTER = 64  # turns of the event loop in which nobody asked for anything
 
 Item = Chunk | Exception | None
 """What a stream's queue carries; None closes it."""
@@ -31,11 +35,13 @@ Queue = asyncio.Queue[Item]
 
 @dataclass
 class Turn:
-    """What the worker thread brings back: the outcome of each control, and what each stream gets."""
+    """What the worker thread brings back: each control's outcome, what each stream gets, and what its step took."""
 
     outcomes: list[tuple["Control", Any, Exception | None]] = field(default_factory=list)
     items: list[tuple[str, Item]] = field(default_factory=list)
     in_flight: bool = False
+    seconds: float = 0.0
+    decoded: int = 0  # sequences in the step, if it did nothing but decode
 
 
 @dataclass
@@ -50,8 +56,11 @@ class NativeBackend:
 
     def __init__(self, engine: Engine, deterministic: bool = False):
         self.engine = engine
-        self.clock: Clock = RealClock()
-        self._deterministic = deterministic
+        self._step_clock = StepClock(on_change=self._stir) if deterministic else None
+        self.clock: Clock = self._step_clock or LoopClock()
+        self._times = StepTimes()
+        self._busy_s = 0.0
+        self._load = self._measure()
         self._queues: dict[str, Queue] = {}
         self._controls: list[Control] = []
         self._arrived = asyncio.Event()
@@ -123,15 +132,22 @@ class NativeBackend:
 
         await self._control(release)
 
-    async def abort(self, names: list[str]) -> None:
-        def abort(turn: Turn) -> None:
-            unknown = [name for name in names if not self.engine.is_alive(name)]
-            if unknown:
-                self.engine.abort(unknown[0])  # raises what there is to say, before any other is touched
+    async def cut(self, names: list[str]) -> None:
+        def cut(turn: Turn) -> None:
             for name in names:
-                turn.items += [(name, self.engine.abort(name)), (name, None)]
+                with suppress(SequenceStateError):  # it came to its end or to a boundary meanwhile
+                    turn.items.append((name, self.engine.cut(name)))
 
-        await self._control(abort)
+        await self._control(cut)
+
+    async def abort(self, names: list[str]) -> None:
+        await self._control(lambda turn: self._abort(turn, names))
+
+    def load(self) -> Load:
+        return self._load
+
+    def step_seconds(self, batch: int) -> float:
+        return self._step_clock.latency if self._step_clock else self._times.estimate(batch)
 
     async def pause(self, mode: PauseMode) -> None:
         if mode not in ("keep", "wait", "abort"):
@@ -143,7 +159,7 @@ class NativeBackend:
         def after_the_step_under_way(turn: Turn) -> None:
             self.engine.admit_new(True)
             if mode == "abort":
-                self._abort_all(turn)
+                self._abort(turn, self.engine.names())
 
         await self._control(after_the_step_under_way)
 
@@ -181,9 +197,10 @@ class NativeBackend:
                 self._submit(lambda turn: self.engine.admit_new(True))
             raise
 
-    def _abort_all(self, turn: Turn) -> None:
-        for name in self.engine.names():
-            turn.items += [(name, self.engine.abort(name)), (name, None)]
+    def _abort(self, turn: Turn, names: list[str]) -> None:
+        for name in names:
+            with suppress(SequenceStateError):  # it came to its end meanwhile
+                turn.items += [(name, self.engine.abort(name)), (name, None)]
 
     async def _control(self, apply: Callable[[Turn], Any], undo: Callable[[Any], None] | None = None) -> Any:
         """Run `apply` on the engine's thread between two steps, and return or raise what it did."""
@@ -192,12 +209,16 @@ class NativeBackend:
     def _submit(self, apply: Callable[[Turn], Any], undo: Callable[[Any], None] | None = None) -> Control:
         if self._broken is not None:
             raise RuntimeError(f"this backend takes no more work ({self._broken}); make a new one") from self._broken
-        if self._driver is None:
-            self._driver = asyncio.create_task(self._drive())
         control = Control(apply, asyncio.get_running_loop().create_future(), undo)
         self._controls.append(control)
-        self._arrived.set()
+        self._stir()
         return control
+
+    def _stir(self) -> None:
+        """Something for the driver to look at."""
+        if self._driver is None:
+            self._driver = asyncio.create_task(self._drive())
+        self._arrived.set()
 
     def _forget(self, name: str, queue: Queue) -> None:
         """Abort a sequence whose owner went away, without waiting; it may have ended by itself meanwhile."""
@@ -217,30 +238,51 @@ class NativeBackend:
             del self._queues[name]
 
     async def _drive(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            if not self._controls and (self._paused or not self.engine.has_work):
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
+        while self._broken is None:
+            await (self._go_on() if self._step_clock is None else self._go_on_in_order(self._step_clock))
+
+    async def _go_on(self) -> None:
+        controls, self._controls = self._controls, []
+        if controls or (self.engine.has_work and not self._paused):
+            await self._take_turn(controls, stepping=not self._paused)
+        else:
+            await self._something_new()
+
+    async def _go_on_in_order(self, clock: StepClock) -> None:
+        await self._settle()
+        if self._controls:
             controls, self._controls = self._controls, []
-            stepping = not self._paused and not (self._deterministic and controls)
-            try:
-                turn = await loop.run_in_executor(self._thread, self._turn, controls, stepping)
-            except Exception as error:  # a fault in the engine itself: nobody may be left waiting
-                self._break(error, controls)
-                return
-            self._hand_out(turn)
-            if self._deterministic:
-                await self._settle()
+            await self._take_turn(controls, stepping=False)
+        elif clock.may_thaw:
+            await clock.thaw()
+        elif self._paused or clock.is_frozen:
+            await self._something_new()
+        elif self.engine.has_work:
+            await self._take_turn([], stepping=True)
+            clock.step()  # nobody has seen the step's chunks yet
+        elif not clock.skip():
+            await self._something_new()
+
+    async def _something_new(self) -> None:
+        self._arrived.clear()
+        await self._arrived.wait()
 
     async def _settle(self) -> None:
-        """Let consumers deal with their chunks, until they ask for something or nobody has for a while. A consumer may
-        pass through a few turns of the loop (a semaphore, a task group) before it asks."""
-        for _ in range(SETTLED_AFTER):
-            if self._controls:
-                break
+        """Let consumers deal with their chunks, until nobody has asked for anything for a while. A consumer may pass
+        through a few turns of the loop (a semaphore, a task group) before it asks."""
+        quiet = 0
+        while quiet < SETTLED_AFTER:
+            self._arrived.clear()
             await asyncio.sleep(0)
+            quiet = 0 if self._arrived.is_set() else quiet + 1
+
+    async def _take_turn(self, controls: list[Control], stepping: bool) -> None:
+        try:
+            turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._turn, controls, stepping)
+        except Exception as error:  # a fault in the engine itself: nobody may be left waiting
+            self._break(error, controls)
+        else:
+            self._hand_out(turn)
 
     def _turn(self, controls: list[Control], stepping: bool) -> Turn:
         """On the engine's thread: apply the control, then take a step."""
@@ -252,18 +294,42 @@ class NativeBackend:
                 turn.outcomes.append((control, control.apply(turn), None))
             except Exception as error:  # whatever it is, it belongs to the caller of this control
                 turn.outcomes.append((control, None, error))
-        try:
-            for name, chunk in self.engine.step() if stepping else ():
-                turn.items.append((name, chunk))
-                if not self.engine.is_alive(name):
-                    turn.items.append((name, None))
-        except StepFailed as failure:
-            turn.items += [(name, failure) for name in failure.sequences]
+        if stepping:
+            self._step(turn)
         turn.in_flight = self.engine.in_flight
         return turn
 
+    def _step(self, turn: Turn) -> None:
+        began = time.perf_counter()
+        try:
+            chunks = self.engine.step()
+        except StepFailed as failure:
+            turn.items += [(name, failure) for name in failure.sequences]
+        else:
+            turn.decoded = self.engine.last_step.sequences if self.engine.last_step.decodes_only else 0
+            for name, chunk in chunks:
+                turn.items.append((name, chunk))
+                if not self.engine.is_alive(name):
+                    turn.items.append((name, None))
+        turn.seconds = self._step_clock.latency if self._step_clock else time.perf_counter() - began
+
+    def _measure(self) -> Load:
+        pool, counts = self.engine.pool, self.engine.counts
+        return Load(
+            kv_used=(pool.total - pool.free) / pool.total,
+            busy_s=self._busy_s,
+            computed=counts.computed,
+            sampled=counts.sampled,
+            recomputed=counts.recomputed_after_eviction,
+            preemptions=counts.preemptions,
+        )
+
     def _hand_out(self, turn: Turn) -> None:
         (self._nothing_runs.clear if turn.in_flight else self._nothing_runs.set)()
+        self._busy_s += turn.seconds
+        self._load = self._measure()
+        if turn.decoded:
+            self._times.record(turn.decoded, turn.seconds)
         for control, value, error in turn.outcomes:
             if control.done.done():  # its caller was cancelled meanwhile
                 if error is None and control.undo is not None:
@@ -280,6 +346,8 @@ class NativeBackend:
         """No more work is taken; everybody who waits hears why."""
         self._broken = error
         self._nothing_runs.set()
+        if self._step_clock is not None:
+            self._step_clock.stop(error)
         for control in controls + self._controls:
             if not control.done.done():
                 control.done.set_exception(error)

@@ -84,7 +84,7 @@ class UntailStep(StepSystem):
         trajectories = self._roll_out(engine, work)
         middle = time.perf_counter()
         groups = [
-            Group(prompt, trajectories[place * work.group : (place + 1) * work.group])
+            Group(str(place), prompt, trajectories[place * work.group : (place + 1) * work.group])
             for place, prompt in enumerate(work.prompts)
         ]
         figures = trainer.update(Batch(1, groups))

@@ -34,7 +34,7 @@ async def _evaluate(
     model: str, task: str, n: int | None, max_tokens: int, temperature: float, seed: int, assignments: list[str]
 ) -> dict[str, Any]:
     from untail.engine.models.load import load_model
-    from untail.flow.roles import LocalRoles
+    from untail.flow.roles import LocalJudge
     from untail.observe.interval import mean_interval
     from untail.tasks.load import load_tasks
     from untail.tasks.names import table_of
@@ -49,7 +49,7 @@ async def _evaluate(
     tasks = load_tasks(table, loaded.tokenizer, room)
     for note in tasks.notes:
         say(note)
-    roles = LocalRoles(recipe, loaded, tasks.rewards, learns=False)
+    roles = LocalJudge(recipe, loaded, tasks.rewards)
     try:
         await roles.start()
         trajectories = await roles.validate(0, tasks.prompts[:n], temperature)

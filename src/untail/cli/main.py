@@ -13,7 +13,7 @@ import typer
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from untail import __version__
-from untail.cli import bench, doctor, evaluate, generate, tasks, train
+from untail.cli import bench, compare, doctor, evaluate, generate, recipes, tasks, train
 from untail.cli.output import say
 from untail.errors import UserError
 
@@ -25,10 +25,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train.train)
+app.command("compare")(compare.compare)
 app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
+app.add_typer(recipes.app, name="recipes")
 app.add_typer(tasks.app, name="tasks")
 
 

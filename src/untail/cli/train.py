@@ -79,7 +79,7 @@ async def _run(recipe: Recipe, begin: Callable[[], "Run"]) -> dict[str, Any]:
     data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
     for note in data.notes:
         say(note)
-    roles = LocalRoles(recipe, model, data.rewards)
+    roles = LocalRoles(recipe, model, data.rewards, data.prompts)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
@@ -104,7 +104,7 @@ async def _watched(run: "Run", roles: "LocalRoles", data: "RunData", stop: async
             for listener in (display.show, *trackers):
                 listener(row)
 
-        progress = await Training(run, roles, data.prompts, data.held_out, show, stop).train()
+        progress = await Training(run, roles, data.held_out, show, stop).train()
     display.end(progress, run.folder)
     return summary(progress, run.folder)
 

@@ -16,7 +16,7 @@ from untail.engine.blocks import BLOCK, BlockPool, blocks_for
 from untail.engine.models.decoder import Decoder
 from untail.engine.prefix import PrefixCache
 from untail.engine.runner import Result, Runner
-from untail.engine.scheduler import Counts, Scheduler, Work
+from untail.engine.scheduler import Counts, Scheduler, StepSize, Work
 from untail.engine.sequence import Sequence, State
 from untail.engine.validate import Limits, check_stream, check_temperature, refuse_if_too_large
 from untail.errors import RequestError, SequenceStateError
@@ -54,6 +54,7 @@ class Engine:
         self.pool = BlockPool(blocks, self.prefix.forget)
         self.scheduler = Scheduler(self.pool, self.prefix, config.max_seqs, config.max_batch_tokens)
         self.runner = Runner(decoder, blocks)
+        self.last_step = StepSize(0, 0)
         self._decode = decode
         self._sequences: dict[str, Sequence] = {}
         self._forks = counting(1)
@@ -88,12 +89,14 @@ class Engine:
             raise RequestError(f"sequence {spec.id!r} exists already; ids must be unique while a sequence lives")
         self.limits.check_spec(spec)
         sequence = Sequence(spec)
+        sequence.turn_begin = self._begin_of_turn(sequence)
         self._sequences[spec.id] = sequence
         self.scheduler.add(sequence)
 
     def step(self) -> list[tuple[str, Chunk]]:
         """Compute one batch; the chunks that are full, and the last chunk of every sequence that came to an end."""
         plan = self.scheduler.plan()
+        self.last_step = plan.size
         if not plan.work:
             return []
         try:
@@ -154,6 +157,15 @@ class Engine:
         position = len(parent.tokens) - parent.prompt_length
         children = [self._fork(parent, *pair) for pair in zip(streams, temperatures, strict=True)]
         return Forked(position, children), parent.emit()
+
+    def cut(self, name: str) -> Chunk:
+        """A sequence comes to its boundary now; what it had generated since its last chunk comes back."""
+        sequence = self._find(name)
+        if sequence.state is State.BOUNDARY:
+            raise SequenceStateError(f"cannot cut sequence {name!r}: it is at a boundary already")
+        sequence.budget = 0
+        self._close(sequence, "boundary")
+        return sequence.emit()
 
     def release(self, name: str) -> None:
         """The end of a sequence at a boundary."""
@@ -217,20 +229,30 @@ class Engine:
 
     def _end_of(self, sequence: Sequence) -> End | None:
         sampling = sequence.spec.sampling
-        if sequence.tokens[-1] in sampling.stop_ids or (sampling.stop_strings and self._at_stop_string(sequence)):
+        if sequence.tokens[-1] in sampling.stop_ids or self._has_stop_string(sequence, sequence.turn_begin):
             return "stop"
         if len(sequence.tokens) == self.limits.context:
             return "length"
         return "boundary" if sequence.budget == 0 else None
 
-    def _at_stop_string(self, sequence: Sequence) -> bool:
-        assert self._decode is not None
+    def _has_stop_string(self, sequence: Sequence, begin: int) -> bool:
+        """At its end, in what comes after `begin`."""
         strings = sequence.spec.sampling.stop_strings
-        # A token is at least one byte and a character at most four, so this many tokens hold the longest string.
-        window = 4 * max(map(len, strings)) + 4
-        begin = max(sequence.turn_begin, len(sequence.tokens) - window)
-        text = self._decode(sequence.tokens[begin:])
+        if not strings:
+            return False
+        assert self._decode is not None
+        text = self._decode(sequence.tokens[max(begin, len(sequence.tokens) - _window(strings)) :])
         return any(string in text for string in strings)
+
+    def _begin_of_turn(self, sequence: Sequence) -> int:
+        """A stop string among the tokens already done has ended an earlier turn: the present one begins after it."""
+        strings = sequence.spec.sampling.stop_strings
+        if not strings:
+            return sequence.prompt_length
+        begin = max(sequence.prompt_length, len(sequence.tokens) - _window(strings))  # nobody looks further back
+        while self._has_stop_string(sequence, begin):
+            begin += 1
+        return begin
 
     def _close(self, sequence: Sequence, end: End) -> None:
         sequence.chunk.end = end
@@ -247,6 +269,7 @@ class Engine:
         child.tokens, child.blocks, child.path = list(parent.tokens), list(parent.blocks), list(parent.path)
         child.budget, child.computed, child.furthest = parent.budget, parent.computed, parent.furthest
         child.mixed_kv, child.turn_begin, child.turn_over = parent.mixed_kv, parent.turn_begin, parent.turn_over
+        child.lost_to_update = parent.lost_to_update
         for block in child.blocks:
             self.pool.share(block)
         self._sequences[name] = child
@@ -281,3 +304,8 @@ class Engine:
                 f"cannot {verb} sequence {name!r}: it is {sequence.state.value}, not at a boundary"
             )
         return sequence
+
+
+def _window(strings: tuple[str, ...]) -> int:
+    """A token is at least one byte and a character at most four, so this many tokens hold the longest string."""
+    return 4 * max(map(len, strings)) + 4

@@ -20,10 +20,26 @@ class Work(NamedTuple):
     size: int  # tokens to compute, from sequence.computed on
 
 
+class StepSize(NamedTuple):
+    """What one step computes."""
+
+    sequences: int
+    tokens: int
+
+    @property
+    def decodes_only(self) -> bool:
+        """One token each: nothing is filled in."""
+        return 0 < self.sequences == self.tokens
+
+
 @dataclass
 class Plan:
     work: list[Work] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to) blocks: copy-on-write, before the forward
+
+    @property
+    def size(self) -> StepSize:
+        return StepSize(len(self.work), sum(work.size for work in self.work))
 
 
 @dataclass
@@ -56,10 +72,10 @@ class Scheduler:
         self.new.append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
-        """From a boundary, or fresh from a fork."""
+        """From a boundary, or fresh from a fork. One that was cut before it ever began is still new."""
         self.resting.pop(sequence.id, None)
         sequence.state = State.WAITING
-        self.returning.append(sequence)
+        (self.returning if sequence.furthest else self.new).append(sequence)
 
     def rest(self, sequence: Sequence) -> None:
         """It leaves its slot and keeps its blocks for as long as nobody needs them."""

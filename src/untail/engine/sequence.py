@@ -42,10 +42,10 @@ class Sequence:
         self.id = spec.id
         self.spec = spec
         self.tokens = list(spec.tokens)
-        self.prompt_length = len(spec.tokens)
+        self.prompt_length = len(spec.tokens) - spec.done
         self.state = State.WAITING
         self.budget = spec.budget  # model tokens still allowed before the next boundary
-        self.turn_begin = len(spec.tokens)  # where the model's present turn begins
+        self.turn_begin = self.prompt_length  # where the model's present turn begins
         self.turn_over = False  # stopped, and held for the environment's reply
         self.computed = 0
         self.furthest = 0  # the most that was ever computed: what is below it is computed again, not anew

@@ -30,6 +30,11 @@ class Limits:
                 f"sequence {spec.id!r} has a prompt of {len(spec.tokens)} tokens, but the context holds {self.context} "
                 "with at least one to generate; shorten it or raise engine.context"
             )
+        if not 0 <= spec.done < len(spec.tokens):
+            raise RequestError(
+                f"sequence {spec.id!r}: done = {spec.done} must be at least 0 and below the number of its tokens, "
+                f"{len(spec.tokens)}; give the prompt and the response so far as tokens, and count the response in done"
+            )
         if spec.chunk < 1:
             raise RequestError(f"sequence {spec.id!r}: chunk = {spec.chunk} must be at least 1")
         check_stream(spec.id, spec.stream)

@@ -19,12 +19,12 @@ class Channel(Generic[T]):
     def __init__(self) -> None:
         self._queue: asyncio.Queue[T | _Closed] = asyncio.Queue()
 
-    async def put(self, item: T) -> None:
-        await self._queue.put(item)
+    def put(self, item: T) -> None:
+        self._queue.put_nowait(item)
 
-    async def close(self, error: BaseException | None = None) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """No more will come; `error` is raised to the consumer."""
-        await self._queue.put(_Closed(error))
+        self._queue.put_nowait(_Closed(error))
 
     async def __aiter__(self) -> AsyncIterator[T]:
         while True:

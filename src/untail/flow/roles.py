@@ -6,6 +6,7 @@ and it happens only while the engine is paused.
 """
 
 import asyncio
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,22 @@ from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
 from untail.errors import UserError
 from untail.flow.channel import Channel
+from untail.history.store import History
 from untail.learn import checkpoint
 from untail.learn.trainer import Trainer
-from untail.rewards.scorer import Scorer
+from untail.rewards.scorer import Score, Scorer
+from untail.rollout import memory
 from untail.rollout.controller import Controller
-from untail.types import Batch, Event, Group, Prompt, Trajectory
+from untail.rollout.mechanisms import Mechanisms
+from untail.rollout.validate import validate
+from untail.types import Batch, Event, Group, Prompt, SamplingParams, Trajectory
 
 
-class LocalRoles:
-    def __init__(self, recipe: Recipe, model: LoadedModel, rewards: dict[str, dict[str, Any]], learns: bool = True):
-        """Without `learns` there is no trainer, and no memory for its optimizer: for evaluation."""
+class LocalJudge:
+    """An engine and a scorer: what it takes to evaluate a model."""
+
+    def __init__(self, recipe: Recipe, model: LoadedModel, rewards: dict[str, dict[str, Any]]):
+        self.recipe = recipe
         self.model = model
         config = recipe.engine
         if recipe.deterministic:
@@ -37,12 +44,10 @@ class LocalRoles:
         engine = Engine(model.decoder, config, partial(model.tokenizer.decode, skip_special=False))
         self.backend = NativeBackend(engine, recipe.deterministic)
         self.scorer = Scorer(rewards, **recipe.reward.model_dump())
-        if learns:
-            self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature)
-        stops = tuple(dict.fromkeys((*model.decoder.shape.eos_ids, *model.tokenizer.eos_ids)))
-        self.controller = Controller(
-            self.backend, self.scorer, model.tokenizer, recipe.rollout, stops, config.max_seqs, recipe.seed
-        )
+        self.stop_ids = tuple(dict.fromkeys((*model.decoder.shape.eos_ids, *model.tokenizer.eos_ids)))
+        self.to_close = AsyncExitStack()  # in the order opposite to this
+        self.to_close.push_async_callback(self.scorer.close)
+        self.to_close.push_async_callback(self.backend.close)
 
     async def start(self) -> None:
         await self.scorer.start()
@@ -51,17 +56,60 @@ class LocalRoles:
         """The clock that events are stamped with."""
         return self.backend.clock.now()
 
-    async def roll_out(self, step: int, prompts: list[Prompt], channel: Channel[Group | Event]) -> None:
+    async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
+        rollout = self.recipe.rollout
+        sampling = SamplingParams(temperature, stop_ids=self.stop_ids, policy_temperature=rollout.temperature)
+        slots, label, seed = self.recipe.engine.max_seqs, f"valid-{step}", self.recipe.seed
+        return await validate(self.backend, slots, prompts, self.score, sampling, rollout.max_tokens, label, seed)
+
+    async def score(self, trajectory: Trajectory) -> Score:
+        trajectory.text = self.model.tokenizer.decode(trajectory.tokens)
+        return await self.scorer.score(trajectory.prompt, trajectory.text)
+
+    async def close(self) -> None:
+        await self.to_close.aclose()
+
+
+class LocalRoles(LocalJudge):
+    """All roles of a training run."""
+
+    def __init__(self, recipe: Recipe, model: LoadedModel, rewards: dict[str, dict[str, Any]], prompts: list[Prompt]):
+        super().__init__(recipe, model, rewards)
+        self.prompts = prompts
+        self.mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
+        self.mechanisms.check(self.backend.capabilities, "native")
+        self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature)
+
+    async def begin(self, folder: Path) -> None:
+        """Remember in the run's folder."""
+        recipe = self.recipe
+        identity = self.model.tokenizer.identity
+        self.history = History.open(folder / "history.sqlite", recipe.model, identity)
+        self.to_close.callback(self.history.close)
+        self.controller = Controller(
+            [self.backend],
+            recipe.engine.max_seqs,
+            self.prompts,
+            self.score,
+            recipe.rollout,
+            self.mechanisms,
+            self.history,
+            self.stop_ids,
+            self.model.decoder.shape.vocab,
+            recipe.seed,
+        )
+        self.to_close.push_async_callback(self.controller.close)
+        await self.start()
+
+    async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
         """Events and groups go to the channel, which is closed in the end; a failure goes the same way."""
         try:
-            await self.controller.roll_out(step, prompts, channel.put)
+            for group in await self.controller.roll_out(step, channel.put):
+                channel.put(group)
         except Exception as error:
-            await channel.close(error)
+            channel.close(error)
         else:
-            await channel.close()
-
-    async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
-        return await self.controller.validate(step, prompts, temperature)
+            channel.close()
 
     async def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and publish the weights under the step's number as their version."""
@@ -71,14 +119,22 @@ class LocalRoles:
         await self.backend.resume()
         return figures
 
+    def remember(self) -> None:
+        """What is saved next is the rollout as it is now: a step that is broken off later leaves no trace in it."""
+        self._memory = memory.save(self.controller.stage)
+
     async def save(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
         tensors, numbers = self.trainer.state_dict()
-        return await asyncio.to_thread(checkpoint.save, folder, step, tensors, {"trainer": numbers, **state}, keep)
+        self.history.commit()
+        state = {"trainer": numbers, "rollout": self._memory, **state}
+        return await asyncio.to_thread(checkpoint.save, folder, step, tensors, state, keep)
 
     async def restore(self, path: Path) -> dict[str, Any]:
         """Weights, optimizer and version as they were; the rest of what was saved comes back."""
         saved = checkpoint.load(path)
         self.trainer.load_state_dict(saved.tensors, saved.state["trainer"])
+        self.history.truncate(saved.step)
+        memory.restore(self.controller.stage, saved.state["rollout"])
         if saved.step:
             await self.backend.load_weights(None, saved.step)
         return saved.state
@@ -90,9 +146,3 @@ class LocalRoles:
             raise UserError(
                 f"cannot write the model to {folder}: {error}; the last checkpoint is intact: make room, then --resume"
             ) from error
-
-    async def close(self) -> None:
-        try:
-            await self.backend.close()
-        finally:
-            await self.scorer.close()

@@ -1,7 +1,8 @@
 """From groups to training samples: what each response token is worth to the loss.
 
 Invariant: `samples_of` is the one place where a token's advantage and weight are composed. A token the model did not
-write (an environment's reply) has weight 0: it is context. Zero weight means that its logits are never computed.
+write (an environment's reply) has weight 0: it is context. Zero weight means that its logits are never computed. A
+masked trajectory makes no sample and has no part in its group's statistics.
 """
 
 from dataclasses import dataclass
@@ -24,9 +25,10 @@ class Sample:
 
 def samples_of(group: Group, advantage: Advantage) -> list[Sample]:
     """advantage_t = A_i for every token t of trajectory i; weight_t = 1 where the model wrote the token, else 0."""
+    seen = Group(group.id, group.prompt, [trajectory for trajectory in group.trajectories if not trajectory.masked])
     return [
         Sample(trajectory, np.full(len(trajectory.tokens), value), np.array(trajectory.from_model, dtype=np.float64))
-        for trajectory, value in zip(group.trajectories, advantage.compute(group), strict=True)
+        for trajectory, value in zip(seen.trajectories, advantage.compute(seen), strict=True)
     ]
 
 

@@ -1,4 +1,7 @@
-"""What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere, a table at the end."""
+"""What a person sees while a run goes on: a live panel in a terminal, plain lines elsewhere, a table at the end.
+
+Invariant: every line of the panel fits into 80 columns.
+"""
 
 import time
 from pathlib import Path
@@ -10,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from untail.types import Progress
+
+BAR = 40
 
 
 class Display:
@@ -36,33 +41,27 @@ class Display:
             text = f"step {row['step']:>4}  held-out score {validation['score']:.1%} (95 % {low:.1%} to {high:.1%})"
             self.console.print(text, highlight=False)
             return
-        line = self._line(row)
+        where, figures = f"step {row['step']:>4}/{self.steps}  ETA {self._eta(row)}", line_of(row)
         if self.console.is_terminal:
-            self._live.update(self._panel(row, line))
+            self._live.update(self._panel(row["step"] / self.steps, where, figures))
         else:
-            self.console.print(line, highlight=False, soft_wrap=True)
-
-    def _line(self, row: dict[str, Any]) -> str:
-        return (
-            f"step {row['step']:>4}/{self.steps}  reward {row['reward']:.3f}  length p50 {row['len_p50']:.0f} "
-            f"p99 {row['len_p99']}  {row['throughput']:.0f} tok/s  slot bubble {row['slot_bubble']:.0%}  "
-            f"ETA {self._eta(row)}"
-        )
+            self.console.print(f"{where}  {figures}", highlight=False, soft_wrap=True)
 
     def _eta(self, row: dict[str, Any]) -> str:
         now = time.monotonic()
         if self._first is None:
             self._first = (row["step"] - 1, now - row["wall_s"])
         step, began = self._first
-        left = (self.steps - row["step"]) * (now - began) / (row["step"] - step)
-        return f"{int(left) // 60}:{int(left) % 60:02d}"
+        left = int((self.steps - row["step"]) * (now - began) / (row["step"] - step))
+        hours, minutes = left // 3600, left // 60 % 60
+        return f"{hours}:{minutes:02d}:{left % 60:02d}" if hours else f"{minutes}:{left % 60:02d}"
 
-    def _panel(self, row: dict[str, Any], line: str) -> Table:
-        share = row["step"] / self.steps
-        bar = Text("━" * int(40 * share), style="green") + Text("━" * (40 - int(40 * share)), style="dim")
+    @staticmethod
+    def _panel(share: float, where: str, figures: str) -> Table:
+        done = int(BAR * share)
         grid = Table.grid()
-        grid.add_row(bar)
-        grid.add_row(line)
+        grid.add_row(Text("━" * done, style="green") + Text("━" * (BAR - done), style="dim") + Text(f"  {where}"))
+        grid.add_row(Text(figures))
         return grid
 
     def end(self, progress: Progress, folder: Path) -> None:
@@ -75,3 +74,13 @@ class Display:
         table.add_row("mean length", f"{before['mean_len']:.0f}", f"{after['mean_len']:.0f}")
         self.console.print(table)
         self.console.print(f"model: {folder / 'model'}\nmetrics: {folder / 'metrics.jsonl'}", highlight=False)
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A step's main figures."""
+    if not row["trajectories"]:
+        return f"nothing to train  {row['throughput']:.0f} tok/s  slot bubble {row['slot_bubble']:.0%}"
+    return (
+        f"reward {row['reward']:.3f}  length p50 {row['len_p50']:.0f} p99 {row['len_p99']}  "
+        f"{row['throughput']:.0f} tok/s  slot bubble {row['slot_bubble']:.0%}"
+    )

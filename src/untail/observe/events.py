@@ -2,19 +2,39 @@
 
 Invariant: `events.jsonl` begins with a `run` event that carries the schema's version, and every figure of a run can be
 computed from this file alone. `t` is the backend's clock in seconds since the run began, the time before a resume
-included.
+included; `step` is on all but `run`. A trajectory holds a slot from `start` or `resume` to the next of `segment`,
+`defer`, `end`, `left`; `tokens` is always the length of its response so far. A step is whole in itself: what runs when
+it closes is deferred or cancelled, and resumed in the next.
 
-| event      | when                                | fields beyond `e`, `t`, `step` |
+| event      | when                                 | fields beyond `e`, `t`, `step` |
 |---|---|---|
-| run        | once, and at every resume           | schema, untail, threads, concurrency, recipe (resolved) |
-| step       | a step begins                       | |
-| start      | a trajectory gets a slot            | id, prompt |
-| end        | it leaves its slot                  | id, tokens, prompt_tokens, end, versions (first, last), entropy |
-| score      | its reward is known                 | id, reward, failure |
-| rolled_out | the last group of the step is done  | |
-| update     | the weights have changed            | the trainer's figures |
-| done       | the step is over                    | |
-| validation | held-out prompts were scored        | score, ci95, n, mean_len, score_failures |
+| run        | once, and at every resume            | schema, untail, threads, concurrency, recipe (resolved) |
+| step       | a step begins                        | version (of the weights), carried (tokens of what was deferred) |
+| admit      | a group is planned                   | group, prompt, size, keep, budget, predicted, source |
+| start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
+| segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut) |
+| resume     | it gets a slot again                 | id, engine, slot, lane, tokens |
+| move       | it goes to another engine            | id, source, engine, tokens |
+| stop       | a watcher or its group ended it      | id, group, tokens, reason, segments, audited |
+| cancel     | it is not waited for any longer      | id, group, tokens, why (step, group), audited |
+| fail       | its engine failed                    | id, group, tokens, error |
+| end        | it ended by itself | id, group, tokens, prompt_tokens, end, versions, entropy, predicted |
+| left | its slot is free after one of the three above, or an audit's end | id, overrun |
+| score      | its reward is known                  | id, reward, failure |
+| audit | an audited trajectory came to its end | id, reason, tokens (whole), extra (made for the audit), reward |
+| off        | a reason switched itself off         | reason, false_kills, audited, low (of the interval) |
+| defer      | the step closed over it while it ran | id, tokens |
+| drop       | a whole group is not trained         | group, why, tokens |
+| train      | a group goes into the update         | group, prompt, members: [{id, tokens, reward, use, versions}] |
+| rolled_out | the rollout is over | generated, carried, busy_s, computed, recomputed, preemptions, kv_used, peak_mem |
+| update     | the weights have changed             | the trainer's figures |
+| done       | the step is over                     |  |
+| validation | held-out prompts were scored         | score, ci95, n, mean_len, score_failures |
+
+`predicted` is a mean length, or null where nothing is known; `audited`: it runs on, unseen by the rest; `overrun`:
+tokens made past the decision; `use`: trained, stopped or masked; `versions`: of the first and the last token.
+`generated` counts the step's tokens and `carried` those of groups that wait for a later update; the rest of
+`rolled_out` is since the last one, but `kv_used` (a share, now) and `peak_mem` (bytes, so far).
 """
 
 import json
@@ -24,7 +44,7 @@ from typing import Any
 
 from untail.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class JsonLines:

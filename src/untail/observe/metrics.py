@@ -1,75 +1,182 @@
 """A step's figures, computed from its events alone (see events.py), so that they can be recomputed from any run.
 
-Invariant: fields whose names end in `_s` are times, and those in `TIMED` are made from times; everything else is the
-same for two runs with the same seed in deterministic mode. The definitions are those of the documentation's table of
-figures.
+Invariant: fields whose names end in `_s` are times, and those in `TIMED` are made from times or measured on the
+machine; everything else is the same for two runs with the same seed in deterministic mode. What is not defined in a
+step (the mean of nothing) is None. The definitions are those of the documentation's table of figures.
+
+What is trained counts in the step that trains it, whenever it was generated; tokens count in the step that generates
+them. With deferral a ratio of the two can exceed 1 in one step; over a run it cannot.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable
 from statistics import fmean, median
 from typing import Any
 
+from untail.history.quality import prediction_quality
+from untail.observe.accounts import step_accounts
+from untail.observe.step import StepEvents, covered
 from untail.types import Event
 
-TIMED = ("throughput", "samples_per_s", "ett", "slot_bubble", "tail_share")
+TIMED = ("throughput", "samples_per_s", "ett", "slot_bubble", "tail_share", "device_bubble", "peak_mem")
+Row = dict[str, Any]
 
 
-def step_metrics(events: list[Event], concurrency: int) -> dict[str, Any]:
-    """`events`: those of one step, from `step` to `done`."""
-    at = {event["e"]: event["t"] for event in events if event["e"] in ("step", "rolled_out", "update", "done")}
-    starts = {event["id"]: event for event in events if event["e"] == "start"}
-    ends = {event["id"]: event for event in events if event["e"] == "end"}
-    scores = {event["id"]: event for event in events if event["e"] == "score"}
-    update = next(event for event in events if event["e"] == "update")
-    rewards = {name: score["reward"] for name, score in scores.items()}
-    lengths = sorted(end["tokens"] for end in ends.values())
-    tokens, wall, rollout = sum(lengths), at["done"] - at["step"], at["rolled_out"] - at["step"]
-    prompt_tokens = sum(end["prompt_tokens"] for end in ends.values())
-    effective = sum(ends[name]["tokens"] for name in _with_advantage(starts, rewards))
+def step_metrics(events: list[Event], concurrency: int, engines: int = 1) -> Row:
+    """`events`: those of one step, from `step` to `done`. `concurrency`: the slots of all `engines` together."""
+    step = StepEvents(events)
+    update = step.one("update")
     return {
         "step": events[0]["step"],
-        "reward": fmean(rewards.values()),
-        "tokens": tokens,
-        "prompt_tokens": prompt_tokens,
-        "trajectories": len(ends),
-        "len_mean": tokens / len(ends),
-        "len_p50": median(lengths),
-        "len_p99": lengths[int(0.99 * (len(lengths) - 1))],
-        "len_max": lengths[-1],
-        "entropy": fmean(end["entropy"] for end in ends.values()),
-        "ends": dict(Counter(end["end"] for end in ends.values())),
-        "score_failures": dict(Counter(s["failure"].partition(":")[0] for s in scores.values() if s["failure"])),
-        "etr": sum(ends[name]["tokens"] for name, reward in rewards.items() if reward > 0) / tokens,
-        "effective_tokens": effective,
-        "ett": effective / wall if wall else 0.0,
-        "throughput": (tokens + prompt_tokens) / wall if wall else 0.0,
-        "samples_per_s": len(ends) / wall if wall else 0.0,
-        "slot_bubble": _slot_bubble(starts, ends, concurrency, rollout),
-        "tail_share": _tail_share(ends, at["step"], rollout),
-        "wall_s": wall,
-        "rollout_s": rollout,
-        "update_s": at["update"] - at["rolled_out"],
+        **_trained(step),
+        **_ended(step),
+        **_rates(step),
+        **_slots(step, concurrency),
+        **_decisions(step),
+        **_device(step, engines),
+        "wall_s": step.wall_s,
+        "rollout_s": step.rollout_s,
+        "update_s": step.update_s,
+        "phases": _phases(step),
+        "accounts": step_accounts(events),
         "learn": {key: value for key, value in update.items() if key not in ("e", "t", "step")},
     }
 
 
-def _with_advantage(starts: dict[str, Event], rewards: dict[str, float]) -> list[str]:
-    """Trajectories whose advantage is not zero: their reward differs from their group's mean."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, start in starts.items():
-        groups[start["prompt"]].append(name)
-    means = {prompt: fmean(rewards[name] for name in names) for prompt, names in groups.items()}
-    return [name for name, start in starts.items() if abs(rewards[name] - means[start["prompt"]]) > 1e-9]
+def _trained(step: StepEvents) -> Row:
+    """Of what the update learned from: masked members teach nothing. For `pass1` everybody in the update counts, and
+    whoever was stopped did not pass, whatever penalty it got."""
+    learned = [member for member in step.members if member["use"] != "masked"]
+    lengths = sorted(member["tokens"] for member in learned)
+    passed = (max(0.0, member["reward"]) if member["use"] == "trained" else 0.0 for member in step.members)
+    return {
+        "reward": _mean(member["reward"] for member in learned),
+        "pass1": _mean(passed),
+        "trajectories": len(learned),
+        "len_mean": _mean(lengths),
+        "len_p50": median(lengths) if lengths else None,
+        "len_p99": lengths[int(0.99 * (len(lengths) - 1))] if lengths else None,
+        "len_max": lengths[-1] if lengths else None,
+        "staleness": _staleness(learned, step.one("step")["version"]),
+    }
 
 
-def _slot_bubble(starts: dict[str, Event], ends: dict[str, Event], concurrency: int, rollout: float) -> float:
-    """1 - integral of running sequences / (target concurrency x rollout seconds)."""
-    busy = sum(end["t"] - starts[name]["t"] for name, end in ends.items())
-    return 1 - busy / (concurrency * rollout) if rollout else 0.0
+def _staleness(learned: list[dict[str, Any]], version: int) -> Row:
+    """Versions between sampling and training, per token. Of each member the first and the last version are known: half
+    of its tokens count as of either."""
+    dated = [member for member in learned if member["tokens"]]
+    tokens = sum(member["tokens"] for member in dated)
+    age = sum(member["tokens"] * (version - fmean(member["versions"])) for member in dated)
+    oldest = min((member["versions"][0] for member in dated), default=version)
+    return {"mean": age / tokens if tokens else None, "max": version - oldest}
 
 
-def _tail_share(ends: dict[str, Event], begin: float, rollout: float) -> float:
-    """Rollout seconds after 90 % of the trajectories had finished / rollout seconds."""
-    times = sorted(end["t"] for end in ends.values())
-    nine_tenths = times[max(0, -(-9 * len(times) // 10) - 1)]
-    return 1 - (nine_tenths - begin) / rollout if rollout else 0.0
+def _ended(step: StepEvents) -> Row:
+    """Of what ended by itself in this step, wherever it goes."""
+    ends, failures = step.all("end"), [score["failure"] for score in step.all("score") if score["failure"]]
+    return {
+        "prompt_tokens": sum(end["prompt_tokens"] for end in ends),
+        "entropy": _mean(end["entropy"] for end in ends),
+        "ends": dict(Counter(end["end"] for end in ends)),
+        "score_failures": dict(Counter(failure.partition(":")[0] for failure in failures)),
+        "prediction": prediction_quality([(e["predicted"], e["tokens"]) for e in ends if e["predicted"] is not None]),
+    }
+
+
+def _rates(step: StepEvents) -> Row:
+    generated, wall = step.one("rolled_out")["generated"], step.wall_s
+    prompt_tokens = sum(end["prompt_tokens"] for end in step.all("end"))
+    trained = sum(member["use"] != "masked" for member in step.members)
+    rewarded = sum(m["tokens"] for m in step.members if m["use"] == "trained" and m["reward"] > 0)
+    effective = sum(_effective_tokens(group["members"]) for group in step.all("train"))
+    return {
+        "tokens": generated,
+        "rewarded_tokens": rewarded,
+        "etr": _ratio(rewarded, generated),
+        "effective_tokens": effective,
+        "ett": _ratio(effective, wall),
+        "throughput": _ratio(generated + prompt_tokens, wall),
+        "samples_per_s": _ratio(trained, wall),
+    }
+
+
+def _effective_tokens(members: list[dict[str, Any]]) -> int:
+    """Of those that ran to their end and have an advantage: their reward differs from their group's mean."""
+    mean = _mean(member["reward"] for member in members if member["use"] != "masked")
+    return sum(m["tokens"] for m in members if m["use"] == "trained" and abs(m["reward"] - mean) > 1e-9)
+
+
+def _slots(step: StepEvents, concurrency: int) -> Row:
+    """The bubble is 1 - integral of running sequences / (target concurrency x rollout seconds); the tail, the part of
+    the rollout after 90 % of those that it trains had finished. What finished in an earlier step had at its start."""
+    running = sum(end - begin for begin, end in step.slot_spans())
+    finished = {event["id"]: event["t"] for kind in ("stop", "end") for event in step.all(kind)}
+    times = sorted(finished.get(member["id"], step.began) for member in step.members)
+    nine_tenths = times[-(-9 * len(times) // 10) - 1] if times else step.rolled_out
+    return {
+        "slot_bubble": 1 - running / (concurrency * step.rollout_s) if step.rollout_s else 0.0,
+        "tail_share": _ratio(step.rolled_out - nine_tenths, step.rollout_s),
+    }
+
+
+def _decisions(step: StepEvents) -> Row:
+    """What was generated and thrown away, overrun and all, and what stopped it."""
+    bad = {event["id"]: event["tokens"] for kind in ("stop", "cancel") for event in step.all(kind)}
+    tokens = sum(bad.values()) + sum(left["overrun"] for left in step.all("left") if left["id"] in bad)
+    return {
+        "bad_tokens": tokens,
+        "bad_generation": _ratio(tokens, step.one("rolled_out")["generated"]),
+        "pruning": {reason: _pruning(step, reason) for reason in sorted({s["reason"] for s in step.all("stop")})},
+    }
+
+
+def _pruning(step: StepEvents, reason: str) -> Row:
+    """`by_segment`: how many segments each had, the one that it was stopped in included."""
+    segments = [stop["segments"] for stop in step.all("stop") if stop["reason"] == reason]
+    return {
+        "stopped": len(segments),
+        "started": len(step.all("start")),
+        "by_segment": {str(index): count for index, count in sorted(Counter(segments).items())},
+    }
+
+
+def _device(step: StepEvents, engines: int) -> Row:
+    """One device per engine; an update keeps one of them busy."""
+    load = step.one("rolled_out")
+    busy = load["busy_s"] + step.update_s
+    return {
+        "device_bubble": 1 - busy / (engines * step.wall_s) if step.wall_s else 0.0,
+        "computed": load["computed"],
+        "recomputed": load["recomputed"],
+        "preemption": _ratio(load["recomputed"], load["computed"]),
+        "preemptions": load["preemptions"],
+        "kv_used": load["kv_used"],
+        "peak_mem": load["peak_mem"],
+    }
+
+
+def _phases(step: StepEvents) -> Row:
+    """The step's seconds, each in one phase. `rollout_s`: some slot is busy; `score_s`: none is, but a score is waited
+    for; `sync_s`: pausing the engine and publishing the weights. (A deterministic run's clock stands still during an
+    update, but the trainer's own seconds are real.)"""
+    slots, update = step.slot_spans(), step.one("update")
+    rollout = covered(slots)
+    score = covered(slots + step.scoring_spans()) - rollout
+    logprob, learn = update.get("logprob_s", 0.0), update.get("update_s", 0.0)
+    return {
+        "rollout_s": rollout,
+        "score_s": score,
+        "logprob_s": logprob,
+        "update_s": learn,
+        "sync_s": max(0.0, step.update_s - logprob - learn),
+        "idle_s": step.wall_s - step.update_s - rollout - score,
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return fmean(listed) if listed else None
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,15 +1,18 @@
 """A whole run in a few numbers, from its metrics."""
 
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from untail.observe.events import read_lines
+from untail.observe.figures import over_steps
 from untail.types import Progress
+
+FIGURES = ("ett", "etr", "slot_bubble", "tail_share", "device_bubble", "bad_generation", "makespan_p50", "makespan_p95")
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
-    rows = read_lines(folder / "metrics.jsonl")
+    """`wall_s` is the whole run's, validation and all; the figures are those of its training steps."""
+    figures = over_steps(read_lines(folder / "metrics.jsonl"))
     before, after = progress.validations["0"], progress.validations[str(progress.step)]
     return {
         "steps": progress.step,
@@ -19,8 +22,6 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
         "score_after": after["score"],
         "ci95_before": before["ci95"],
         "ci95_after": after["ci95"],
-        "ett": sum(row["effective_tokens"] for row in rows) / sum(row["wall_s"] for row in rows),
-        "slot_bubble": fmean(row["slot_bubble"] for row in rows),
-        "tail_share": fmean(row["tail_share"] for row in rows),
+        **{name: figures[name] for name in FIGURES},
         "run_dir": str(folder),
     }

@@ -1,119 +1,241 @@
-"""The rollout: prompts in, finished and scored groups out.
+"""The rollout: drives one or more engines through the decision points until a step's groups are there.
 
-Invariant: at most `concurrency` trajectories run at once, each is scored once, and a group is passed on when all of its
-trajectories are. Everything that happens to a trajectory is an event.
+Invariant: it knows no mechanism by name, and takes time from the backends' clock alone. Between two steps nothing
+runs: what is unfinished rests at a boundary with its tokens, log-probs and versions, and goes on where it stopped.
+Every token that an engine makes is accounted for once (see lives.py), in the step's events.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from statistics import fmean
+import math
 from typing import Any
 
 from untail.backends.base import Backend
 from untail.config import RolloutConfig
-from untail.rewards.scorer import Scorer
-from untail.tokenizer import Tokenizer
-from untail.types import Event, Group, Prompt, SamplingParams, SequenceSpec, Trajectory, stream_key
+from untail.errors import ConfigError
+from untail.history.store import History
+from untail.rollout.admission import Admission
+from untail.rollout.live import Member, State
+from untail.rollout.lives import Lives
+from untail.rollout.mechanisms import Mechanisms
+from untail.rollout.stage import Emit, ScoreIt, Stage
+from untail.types import Group, Prompt, SamplingParams, Trajectory
 
-Put = Callable[[Group | Event], Awaitable[None]]
-"""Where a rollout's events and groups go."""
+MOST_ROUNDS = 10  # of new groups in a step: a recipe that throws everything away must come to an end
 
 
 class Controller:
     def __init__(
         self,
-        backend: Backend,
-        scorer: Scorer,
-        tokenizer: Tokenizer,
+        backends: list[Backend],
+        slots_each: int,
+        prompts: list[Prompt],
+        score: ScoreIt,
         config: RolloutConfig,
-        stop_ids: tuple[int, ...],
-        concurrency: int,
-        seed: int,
+        mechanisms: Mechanisms,
+        history: History,
+        stop_ids: tuple[int, ...] = (),
+        vocab: int = 2,
+        seed: int = 0,
     ):
-        self.backend = backend
-        self.scorer = scorer
-        self.tokenizer = tokenizer
-        self.config = config
-        self.stop_ids = stop_ids
-        self.concurrency = concurrency
-        self.seed = seed
+        """`slots_each` sequences run on each backend at once."""
+        self.stage = Stage(backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed)
+        self.admission = Admission(self.stage)
+        self.lives = Lives(self.stage)
+        self._sampling = SamplingParams(config.temperature, stop_ids=stop_ids, policy_temperature=config.temperature)
+        self._alarm: tuple[float, asyncio.Task[None]] | None = None
+        self._moves_every = min((place.every for place in mechanisms.places), default=math.inf)
+        self._next_moves = math.inf
 
-    async def roll_out(self, step: int, prompts: list[Prompt], put: Put) -> None:
-        """Sample `config.group` trajectories per prompt; `put` gets events as they happen, groups as they finish."""
-        await self._run(f"train-{step}", step, prompts, self.config.group, self.config.temperature, put)
+    async def roll_out(self, step: int, emit: Emit) -> list[Group]:
+        """The groups that step `step` is to train, from weights of version step - 1. `emit` hears every event."""
+        self._begin(step, emit)
+        if not self._closes():
+            self._new_round()
+        while not self._is_over():
+            self._fill()
+            await self._hear()
+        return await self._close()
 
-    async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
-        """One scored trajectory per prompt; its events are not kept, and nothing is ever cancelled here."""
-        trajectories: list[Trajectory] = []
+    async def close(self) -> None:
+        """Let go of everything, wherever it is."""
+        self._set_alarm(math.inf)
+        await self.lives.close()
+        await self.stage.fleet.close()
 
-        async def keep(item: Group | Event) -> None:
-            if isinstance(item, Group):
-                trajectories.extend(item.trajectories)
+    def _begin(self, step: int, emit: Emit) -> None:
+        stage, view = self.stage, self.stage.view
+        stage.emit, stage.closing, stage.failure = emit, False, None
+        view.begin(step)
+        if self._moves_every < math.inf:
+            self._next_moves = stage.clock.now()  # the weights have just changed
+        stage.queue.hurry(stage.pool.overdue(step))
+        stage.meter.begin()
+        stage.record("step", version=step - 1, carried=stage.pool.carried)
 
-        await self._run(f"valid-{step}", step, prompts, 1, temperature, keep)
-        return trajectories
+    def _new_round(self) -> bool:
+        """What rests goes on, and new groups fill up what is under way; False if there was neither."""
+        stage = self.stage
+        resting, stage.resting = stage.resting, []
+        for member in resting:
+            stage.queue.put(member)
+        missing = stage.mechanisms.starts(stage.view)
+        if missing <= 0 or stage.view.rounds == MOST_ROUNDS:
+            return bool(resting)
+        if stage.failure is not None and not stage.view.ended:
+            raise stage.failure  # whatever is started fails: another round would too
+        stage.view.rounds += 1
+        return bool(self.admission.admit(missing) or resting)
 
-    async def _run(
-        self, label: str, step: int, prompts: list[Prompt], group: int, temperature: float, put: Put
-    ) -> None:
-        slots = asyncio.Semaphore(self.concurrency)
+    def _closes(self) -> bool:
+        """A mechanism says so, and no group would be too stale for the next update."""
+        stage = self.stage
+        return stage.mechanisms.closes_at(stage.view) <= stage.clock.now() and not stage.pool.overdue(stage.view.step)
 
-        async def finish(prompt: Prompt) -> None:
-            names = [f"{label}/{prompt.id}/{number}" for number in range(group)]
-            async with asyncio.TaskGroup() as siblings:
-                runs = [
-                    siblings.create_task(self._trajectory(name, step, prompt, temperature, slots, put))
-                    for name in names
-                ]
-            await put(Group(prompt, [run.result() for run in runs]))
+    def _is_over(self) -> bool:
+        stage = self.stage
+        # The audit's ghosts are nobody's business: a step does not wait for them.
+        is_idle = all(m.ghost for m in stage.busy) and all(m.ghost for m in stage.queue)
+        return self._closes() or (is_idle and not self._new_round())
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for prompt in prompts:
-                    tasks.create_task(finish(prompt))
-        except ExceptionGroup as errors:
-            raise _first(errors) from errors
+    # ---- free slots -------------------------------------------------------------------------------------------
 
-    async def _trajectory(
-        self, name: str, step: int, prompt: Prompt, temperature: float, slots: asyncio.Semaphore, put: Put
-    ) -> Trajectory:
-        trajectory = Trajectory(name, prompt, stream_key(self.seed, name))
+    def _fill(self) -> None:
+        """Give free slots to what waits, then to new groups as far as a mechanism wants them."""
+        stage = self.stage
+        self._serve_queue()
+        while stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue and self._may_refill():
+            if not self.admission.admit(stage.mechanisms.refill(stage.view)):
+                break
+            self._serve_queue()
 
-        async def record(event: str, **fields: Any) -> None:
-            await put({"e": event, "t": self.backend.clock.now(), "step": step, "id": name, **fields})
+    def _may_refill(self) -> bool:
+        """Where nothing can be left for the next step, only a batch's worth may be started."""
+        stage, pool = self.stage, self.stage.pool
+        may_be_left = stage.mechanisms.rest == "defer" and pool.max_staleness > 0
+        return may_be_left or len(pool.live) + len(pool.ready) < stage.view.wanted
 
-        async with slots:
-            await record("start", prompt=prompt.id)
-            await self._generate(trajectory, temperature)
-            await record(
-                "end",
-                tokens=len(trajectory.tokens),
-                prompt_tokens=len(prompt.tokens),
-                end=trajectory.end,
-                versions=[trajectory.version[0], trajectory.version[-1]],
-                entropy=fmean(trajectory.entropy),
+    def _serve_queue(self) -> None:
+        stage, served = self.stage, set()
+        for member in stage.queue:
+            if not stage.fleet.slots.free:
+                break
+            engine = self._engine_for(member)
+            if engine is not None:
+                self._go(member, engine)
+                served.add(member)
+        stage.queue.remove(served)
+
+    def _engine_for(self, member: Member) -> int | None:
+        """Where its KV is, or where it is to go, or anywhere; None if there is no slot for it now."""
+        stage, slots = self.stage, self.stage.fleet.slots
+        home = member.engine if member.engine is not None else member.goes_to
+        if home is None:
+            member.route = stage.mechanisms.route(member, stage.view)
+        if not slots.admits(member.route):
+            return None
+        if home is None:
+            return stage.mechanisms.place(member, slots.free_engines(), stage.view)
+        return home if slots.has_free(home) else None
+
+    def _go(self, member: Member, engine: int) -> None:
+        stage = self.stage
+        stride = stage.mechanisms.stride(member, stage.view)
+        chunk = stage.config.watch_every if stage.mechanisms.looks else None
+        stage.fleet.go(member, engine, stride.tokens, self._sampling, chunk)
+        stage.busy.add(member)
+        member.goes_to = None
+        place: dict[str, Any] = {"engine": engine, "slot": member.slot, "lane": member.route.lane}
+        if member.started:
+            stage.record("resume", id=member.id, tokens=len(member.trajectory.tokens), **place)
+        else:
+            member.started = True
+            stage.record("start", id=member.id, group=member.group.id, prompt=member.trajectory.prompt.id, **place)
+
+    # ---- what happens -----------------------------------------------------------------------------------------
+
+    async def _hear(self) -> None:
+        """Wait until something happens, then deal with all that has."""
+        stage = self.stage
+        times = (stage.mechanisms.closes_at(stage.view), self._next_moves)
+        self._set_alarm(min((time for time in times if time > stage.clock.now()), default=math.inf))
+        items = [await stage.inbox.get()]
+        while not stage.inbox.empty():
+            items.append(stage.inbox.get_nowait())
+        stage.view.kv_used = stage.meter.kv_used()
+        for item in items:
+            if item is not None and item[0] in stage.members:
+                self.lives.hear(stage.members[item[0]], item[1])
+        if stage.clock.now() >= self._next_moves and not stage.closing:
+            self._move()
+
+    def _set_alarm(self, time: float) -> None:
+        if self._alarm is not None and self._alarm[0] != time:
+            self._alarm[1].cancel()
+            self._alarm = None
+        if self._alarm is None and time < math.inf:
+            self._alarm = (time, asyncio.create_task(self._ring(time)))
+
+    async def _ring(self, time: float) -> None:
+        await self.stage.clock.sleep(time - self.stage.clock.now())
+        self.stage.inbox.put_nowait(None)
+
+    def _move(self) -> None:
+        stage = self.stage
+        self._next_moves = stage.clock.now() + self._moves_every
+        for move in stage.mechanisms.moves(stage.view):
+            if move.member.state is State.RUNNING and not move.member.cutting:
+                move.member.goes_to = move.engine
+                stage.fleet.cut([move.member])
+
+    # ---- the end of a step ------------------------------------------------------------------------------------
+
+    async def _close(self) -> list[Group]:
+        stage = self.stage
+        stage.closing = True
+        rest = stage.mechanisms.rest
+        if rest != "defer":
+            for group in list(stage.pool.live.values()):
+                for member in group.open:
+                    self.lives.cancel(member)
+        await self._bring_to_rest()
+        if rest == "close":
+            for group in list(stage.pool.live.values()):
+                self.lives.check(group)
+        batch = stage.pool.take_batch(stage.view.step, None if rest == "close" else stage.view.wanted)
+        stage.mechanisms.after_step(batch, stage.view)
+        if rest == "cancel":
+            for group in list(stage.pool.live.values()):
+                self.lives.drop(group, "not waited for")
+        if not batch:
+            raise stage.failure or ConfigError(
+                "no group of this step can be trained: every one was stopped, masked or not kept; loosen or leave out "
+                f"one of the mechanisms {', '.join(stage.mechanisms.by_name)}"
             )
-        trajectory.text = self.tokenizer.decode(trajectory.tokens)
-        score = await self.scorer.score(prompt, trajectory.text)
-        trajectory.reward, trajectory.failure = score.value, score.failure
-        await record("score", reward=score.value, failure=score.failure)
-        return trajectory
+        for whole in batch:
+            members = [_use(trajectory) for trajectory in whole.trajectories]
+            stage.record("train", group=whole.id, prompt=whole.prompt.id, members=members)
+        stage.record("rolled_out", carried=stage.pool.carried, **stage.meter.read())
+        return batch
 
-    async def _generate(self, trajectory: Trajectory, temperature: float) -> None:
-        """To its end, or to the longest response allowed: then it is cut off there."""
-        sampling = SamplingParams(temperature, stop_ids=self.stop_ids, policy_temperature=self.config.temperature)
-        prompt = trajectory.prompt.tokens
-        spec = SequenceSpec(trajectory.id, prompt, self.config.max_tokens, trajectory.stream, sampling)
-        async with aclosing(self.backend.generate(spec)) as chunks:
-            async for chunk in chunks:
-                trajectory.take(chunk)
-                if chunk.end == "boundary":
-                    trajectory.end = "length"
-                    break
+    async def _bring_to_rest(self) -> None:
+        """Post: nothing runs, and every reward that was on its way is here."""
+        stage = self.stage
+        while stage.busy:
+            running = (member for member in stage.busy if member.state is State.RUNNING)
+            stage.fleet.cut(sorted(running, key=lambda member: member.serial))
+            await self._hear()
+        self._set_alarm(math.inf)
+        begun = [member for member in stage.queue if member.started]
+        stage.queue.remove(set(begun))
+        stage.resting += begun
 
 
-def _first(errors: BaseExceptionGroup) -> BaseException:
-    """What happened first; the rest is its consequence."""
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+def _use(trajectory: Trajectory) -> dict[str, Any]:
+    use = "masked" if trajectory.masked else "stopped" if trajectory.stopped else "trained"
+    return {
+        "id": trajectory.id,
+        "tokens": len(trajectory.tokens),
+        "reward": trajectory.reward,
+        "use": use,
+        "versions": [trajectory.version[0], trajectory.version[-1]],
+    }

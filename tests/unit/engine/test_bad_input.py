@@ -41,6 +41,8 @@ REQUESTS = {
     "negative token": (spec("x", [-1]), "token id -1"),
     "prompt over the context": (spec("x", [1] * 512), "prompt of 512 tokens, but the context holds 512"),
     "budget 0": (spec("x", PROMPT, 0), "budget = 0 must be at least 1"),
+    "negative done": (spec("x", PROMPT, done=-1), "done = -1 must be at least 0"),
+    "done without a prompt": (spec("x", PROMPT, done=5), "done = 5 must be at least 0 and below the number"),
     "chunk 0": (spec("x", PROMPT, chunk=0), "chunk = 0 must be at least 1"),
     "pool too small": (spec("x", PROMPT, 200), "needs 13 KV blocks of 16, but the pool has 8"),
     "id taken": (spec("bystander", PROMPT), "'bystander' exists already"),
@@ -108,6 +110,13 @@ def test_not_at_a_boundary(engine, verb):
         "release": lambda: engine.release("bystander"),
     }
     assert_refused(engine, SequenceStateError, f"cannot {verb} sequence 'bystander': it is running", actions[verb])
+
+
+def test_cut_of_what_is_gone_or_rests_already(engine):
+    at_boundary(engine)
+    with pytest.raises(SequenceStateError, match="'gone' is unknown"):
+        engine.cut("gone")
+    assert_refused(engine, SequenceStateError, "cannot cut sequence 'x': it is at a bound", lambda: engine.cut("x"))
 
 
 def at_boundary(engine: Engine, **more) -> None:

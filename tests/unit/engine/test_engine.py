@@ -6,7 +6,7 @@ from tests.helpers.running import GREEDY, finish, spec
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
 from untail.errors import RequestError
-from untail.types import SamplingParams
+from untail.types import Chunk, SamplingParams
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -88,6 +88,103 @@ def test_abort_returns_what_was_not_delivered_yet(decoder):
     rest = engine.abort("x")
     assert (rest.end, rest.tokens) == ("abort", greedy(decoder, 10))
     assert engine.pool.free == engine.pool.total
+
+
+def test_cut_ends_a_budget_and_extend_goes_on(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 50))
+    for _ in range(10):
+        engine.step()
+    first = engine.cut("x")
+    assert (first.end, len(first.tokens)) == ("boundary", 10)
+    assert not engine.has_work
+    engine.check_integrity()
+    engine.extend("x", 10)
+    second = finish(engine)["x"]
+    assert (second.end, len(second.tokens)) == ("boundary", 10)
+    assert first.tokens + second.tokens == greedy(decoder, 20)
+    assert engine.counts.computed == len(PROMPT) + 19, "something was computed twice"
+
+
+def test_cut_of_what_has_not_begun(decoder):
+    """It rests without a token; when it goes on it is still new, and a pause keeps it out."""
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 50))
+    assert engine.cut("x") == Chunk(end="boundary")
+    engine.check_integrity()
+    engine.admit_new(False)
+    engine.extend("x", 20)
+    assert not engine.has_work
+    engine.admit_new(True)
+    assert finish(engine)["x"].tokens == greedy(decoder, 20)
+
+
+def test_cut_in_the_middle_of_a_prompt(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64, max_batch_tokens=2))
+    engine.add(spec("x", PROMPT, 50))
+    engine.step()
+    assert engine.cut("x") == Chunk(end="boundary")
+    engine.extend("x", 20)
+    assert finish(engine)["x"].tokens == greedy(decoder, 20)
+
+
+def test_cut_of_what_was_preempted(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 50))
+    for _ in range(7):
+        engine.step()
+    engine.scheduler._preempt(engine.scheduler.running[0])
+    first = engine.cut("x")
+    assert (first.end, len(first.tokens)) == ("boundary", 7)
+    engine.check_integrity()
+    engine.extend("x", 13)
+    assert first.tokens + finish(engine)["x"].tokens == greedy(decoder, 20)
+
+
+def test_what_is_done_already_counts_as_response(decoder):
+    expected = greedy(decoder)
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT + expected[:8], 12, done=8))
+    for _ in range(3):
+        engine.step()
+    forked, chunk = engine.fork("x", [7])
+    assert (forked.position, chunk.tokens) == (11, expected[8:11])
+    results = finish(engine)
+    assert results["x"].tokens == results[forked.children[0]].tokens == expected[11:]
+
+
+def test_a_stop_string_reaches_back_into_what_is_done(decoder):
+    expected = greedy(decoder)
+    decode = lambda tokens: "".join(f"<{token}>" for token in tokens)
+    sampling = SamplingParams(temperature=0.0, stop_strings=(decode(expected[4:6])[2:-2],))
+    engine = Engine(decoder, EngineConfig(kv_blocks=64), decode)
+    engine.add(spec("x", PROMPT + expected[:5], 15, sampling=sampling, done=5))
+    result = finish(engine)["x"]
+    assert (result.end, result.tokens) == ("stop", expected[5:6])
+
+
+def test_a_stop_string_in_what_is_done_ended_an_earlier_turn(decoder):
+    """Turns and replies that came before are no reason to stop the present turn."""
+    decode = lambda tokens: "".join(f"<{token}>" for token in tokens)
+    earlier = [150, 151, 9, 9]
+    sampling = SamplingParams(temperature=0.0, stop_strings=(decode(earlier[:2]),))
+    engine = Engine(decoder, EngineConfig(kv_blocks=64), decode)
+    engine.add(spec("moved", PROMPT + earlier, 10, sampling=sampling, done=4))
+    engine.add(spec("plain", PROMPT + earlier, 10))
+    results = finish(engine)
+    assert results["moved"].tokens == results["plain"].tokens
+
+
+def test_a_step_says_how_large_it_was(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64))
+    engine.add(spec("x", PROMPT, 20))
+    engine.step()
+    assert (engine.last_step, engine.last_step.decodes_only) == ((1, 5), False)
+    engine.step()
+    assert (engine.last_step, engine.last_step.decodes_only) == ((1, 1), True)
+    engine.add(spec("y", PROMPT, 20))
+    engine.step()
+    assert (engine.last_step, engine.last_step.decodes_only) == ((2, 6), False)
 
 
 def test_append_at_a_boundary_waits_for_budget(decoder):

@@ -1,60 +1,199 @@
-"""Every figure against its definition, on a step small enough to compute by hand."""
+"""Every figure of a step against its definition, on events few enough to compute it by hand."""
+
+import json
 
 import pytest
+from tests.helpers.events import Log, member
 
 from untail.observe.interval import mean_interval, wilson
 from untail.observe.metrics import step_metrics
 
 
-def trajectory(name, prompt, begin, end, tokens, reward, why="stop", failure=None):
-    common = {"step": 3, "id": name}
-    return [
-        {"e": "start", "t": begin, "prompt": prompt, **common},
-        {"e": "end", "t": end, "tokens": tokens, "prompt_tokens": 5, "end": why, "entropy": 0.5, **common},
-        {"e": "score", "t": end, "reward": reward, "failure": failure, **common},
-    ]
-
-
 @pytest.fixture
-def events():
-    middle = [
-        *trajectory("a0", "a", 0, 2, 20, 1.0),
-        *trajectory("a1", "a", 0, 10, 100, 0.0, "length"),
-        *trajectory("b0", "b", 0, 1, 10, 0.0, failure="timeout"),
-        *trajectory("b1", "b", 1, 4, 30, 0.0),
-    ]
-    begin = {"e": "step", "t": 0, "step": 3}
-    return [
-        begin,
-        *middle,
-        {"e": "rolled_out", "t": 10, "step": 3},
-        {"e": "update", "t": 14, "step": 3, "loss": 0.25},
-        {"e": "done", "t": 16, "step": 3},
-    ]
+def log() -> Log:
+    log = Log()
+    log.begin(step=3, t=0)
+    return log
 
 
-def test_figures(events):
-    metrics = step_metrics(events, concurrency=2)
-    assert metrics["reward"] == 0.25
-    assert metrics["tokens"] == 160
-    assert metrics["throughput"] == (160 + 20) / 16
-    assert metrics["effective_tokens"] == 120  # group a alone has variance
-    assert metrics["ett"] == 120 / 16
-    assert metrics["etr"] == 20 / 160
-    assert metrics["slot_bubble"] == pytest.approx(1 - (2 + 10 + 1 + 3) / (2 * 10))
-    assert metrics["tail_share"] == 0.0  # nine tenths of four are all four
-    assert metrics["ends"] == {"stop": 3, "length": 1}
-    assert metrics["score_failures"] == {"timeout": 1}
-    assert (metrics["wall_s"], metrics["rollout_s"], metrics["update_s"]) == (16, 10, 4)
-    assert metrics["learn"] == {"loss": 0.25}
+def plain_step(log: Log) -> dict:
+    """Two groups of two; the slots are two, and the longest takes the whole rollout."""
+    log.whole("a0", 0, 2, 20, 1.0)
+    log.start("a1", 0)
+    log.end("a1", 10, 100, end="length")
+    log.score("a1", 10, 0.0)
+    log.start("b0", 2)
+    log.end("b0", 3, 10)
+    log.score("b0", 3, 0.0, failure="timeout: after 2 s")
+    log.whole("b1", 3, 6, 30, 0.0)
+    log.train(10, member("a0", 20, 1.0), member("a1", 100, 0.0))
+    log.train(10, member("b0", 10, 0.0), member("b1", 30, 0.0))
+    log.over(10, 14, 16, generated=160, busy_s=8.0, computed=200, loss=0.25, logprob_s=1.0, update_s=2.0)
+    return step_metrics(log.events, concurrency=2)
 
 
-def test_tail_share_begins_when_nine_tenths_have_finished():
-    events = [{"e": "step", "t": 0, "step": 1}]
+def test_a_plain_step(log):
+    row = plain_step(log)
+    assert (row["step"], row["tokens"], row["prompt_tokens"], row["trajectories"]) == (3, 160, 20, 4)
+    assert (row["reward"], row["pass1"]) == (0.25, 0.25)
+    assert (row["len_mean"], row["len_p50"], row["len_p99"], row["len_max"]) == (40, 25, 30, 100)
+    assert row["entropy"] == 0.5
+    assert row["ends"] == {"stop": 3, "length": 1}
+    assert row["score_failures"] == {"timeout": 1}
+    assert row["throughput"] == (160 + 20) / 16
+    assert row["samples_per_s"] == 4 / 16
+    assert (row["effective_tokens"], row["ett"]) == (120, 120 / 16)  # group a alone has variance
+    assert row["etr"] == 20 / 160
+    assert row["slot_bubble"] == pytest.approx(1 - (2 + 10 + 1 + 3) / (2 * 10))
+    assert row["tail_share"] == 0.0  # nine tenths of four are all four
+    assert row["device_bubble"] == pytest.approx(1 - (8 + 4) / 16)
+    assert (row["wall_s"], row["rollout_s"], row["update_s"]) == (16, 10, 4)
+    assert row["learn"] == {"loss": 0.25, "logprob_s": 1.0, "update_s": 2.0}
+    assert (row["bad_generation"], row["pruning"], row["preemption"]) == (0.0, {}, 0.0)
+    assert row["accounts"]["unaccounted"] == 0
+
+
+def test_a_row_is_the_same_when_it_comes_back_from_a_file(log):
+    log.stop("c0", 1, 5, "loop", segments=2)
+    row = plain_step(log)
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_the_tail_begins_when_nine_tenths_of_what_is_trained_have_finished(log):
     for number in range(10):
-        events += trajectory(str(number), "p", 0, 100 if number == 9 else number + 1, 10, number % 2)
-    events += [{"e": e, "t": 100, "step": 1} for e in ("rolled_out", "update", "done")]
-    assert step_metrics(events, 10)["tail_share"] == pytest.approx((100 - 9) / 100)
+        log.whole(f"a{number}", 0, 100 if number == 9 else number + 1, 10, number % 2)
+    log.whole("b0", 0, 50, 10, 0.0)  # not trained in this step: it does not count
+    log.train(100, *(member(f"a{number}", 10, number % 2) for number in range(10)))
+    log.over(100, 100, 100, generated=110, carried=10)
+    assert step_metrics(log.events, 11)["tail_share"] == pytest.approx((100 - 9) / 100)
+
+
+def test_what_finished_in_an_earlier_step_had_finished_at_the_start(log):
+    log.whole("a8", 0, 4, 10, 0.0)
+    log.start("a9", 0)
+    log.stop("a9", 8, 10, "loop")
+    log.left("a9", 10)
+    earlier = [member(f"a{number}", 10, 0.0) for number in range(8)]
+    log.train(10, *earlier, member("a8", 10, 0.0), member("a9", 10, -1.0, "stopped"))
+    log.over(10, 10, 10, generated=20)
+    assert step_metrics(log.events, 2)["tail_share"] == pytest.approx((10 - 4) / 10)
+
+
+def mixed_step(log: Log) -> dict:
+    log.train(5, member("a0", 10, 1.0), member("a1", 20, 0.0), member("a2", 40, -1.0, "stopped"))
+    log.train(5, member("b0", 7, 0.5), member("b1", 9, 0.5), member("b2", 5, 1.0, "masked"))
+    log.over(5, 8, 10, generated=200)
+    return step_metrics(log.events, 2)
+
+
+def test_effective_is_what_ran_to_its_end_and_has_an_advantage(log):
+    row = mixed_step(log)
+    assert row["effective_tokens"] == 10  # a1 has the mean of a; b's mean is 0.5 without the masked one
+    assert row["ett"] == 10 / 10
+    assert row["rewarded_tokens"] == 10 + 7 + 9
+    assert row["etr"] == 26 / 200
+
+
+def test_masked_members_are_not_learned_from_and_stopped_ones_did_not_pass(log):
+    row = mixed_step(log)
+    assert row["trajectories"] == 5
+    assert row["reward"] == pytest.approx((1 + 0 - 1 + 0.5 + 0.5) / 5)
+    assert row["pass1"] == pytest.approx((1 + 0 + 0 + 0.5 + 0.5 + 0) / 6)
+    assert (row["len_mean"], row["len_max"]) == (pytest.approx(86 / 5), 40)
+
+
+def test_a_slot_is_held_from_start_or_resume_until_it_is_left(log):
+    log.start("a0", 1)
+    log("segment", 3, id="a0", tokens=10, why="boundary")
+    log("resume", 5, id="a0", tokens=10, engine=0, slot=1, lane="all")
+    log("defer", 9, id="a0", tokens=20)
+    log.start("a1", 0)
+    log.stop("a1", 2, 10, "loop")  # still in its slot: the engine has to let go of it
+    log.left("a1", 4, overrun=1)
+    log.start("a2", 0)
+    log.cancel("a2", 3, 10)
+    log.left("a2", 3)
+    log.cancel("a3", 3, 0)  # it never had one
+    log.start("a4", 8)  # nobody says that it left: the rollout's end is the end of it
+    log.train(10, member("b0", 5, 0.0), member("b1", 5, 1.0))
+    log.over(10, 10, 10, generated=30)
+    held = (3 - 1) + (9 - 5) + 4 + 3 + 2
+    assert step_metrics(log.events, 4)["slot_bubble"] == pytest.approx(1 - held / (4 * 10))
+
+
+def test_what_was_thrown_away_and_why(log):
+    for number in range(8):
+        log.start(f"a{number}", 0)
+    log.stop("a0", 2, 100, "loop", segments=2)
+    log.left("a0", 2, overrun=4)
+    log.stop("a1", 2, 50, "loop", segments=2)
+    log.stop("a2", 2, 30, "loop", segments=3)
+    log.stop("a3", 2, 20, "collapse")
+    log.cancel("a4", 2, 60)
+    log.cancel("a3", 2, 20)  # its group was cancelled after it was stopped: it counts once
+    log.left("a7", 2, overrun=9)  # it failed
+    log.train(10, member("b0", 5, 0.0), member("b1", 5, 1.0))
+    log.over(10, 10, 10, generated=1000)
+    row = step_metrics(log.events, 8)
+    assert row["bad_tokens"] == 100 + 4 + 50 + 30 + 20 + 60
+    assert row["bad_generation"] == 264 / 1000
+    assert row["pruning"] == {
+        "loop": {"stopped": 3, "started": 8, "by_segment": {"2": 2, "3": 1}},
+        "collapse": {"stopped": 1, "started": 8, "by_segment": {"1": 1}},
+    }
+
+
+def test_the_device(log):
+    log.train(4, member("a0", 5, 0.0), member("a1", 5, 1.0))
+    load = {"computed": 500, "recomputed": 50, "preemptions": 3, "kv_used": 0.75, "peak_mem": 1 << 20}
+    log.over(4, 6, 10, generated=10, busy_s=7.0, **load)
+    row = step_metrics(log.events, 2, engines=2)
+    assert row["device_bubble"] == pytest.approx(1 - (7 + 2) / (2 * 10))
+    assert (row["preemption"], row["preemptions"]) == (0.1, 3)
+    assert (row["kv_used"], row["peak_mem"]) == (0.75, 1 << 20)
+
+
+def test_staleness_counts_tokens(log):
+    log.begin(step=6, t=0)  # trained from weights of version 5
+    fresh, old = member("a0", 30, 1.0, versions=(5, 5)), member("a1", 10, 0.0, versions=(2, 4))
+    log.train(4, fresh, old, member("a2", 99, 0.0, "masked", versions=(0, 0)))
+    log.over(4, 6, 10, generated=10)
+    staleness = step_metrics(log.events[1:], 2)["staleness"]
+    assert staleness == {"mean": pytest.approx(10 * (3 + 1) / 2 / 40), "max": 3}
+
+
+def test_predictions_against_what_came(log):
+    log.start("a0", 0)
+    log.end("a0", 1, 100, predicted=50.0)
+    log.end("a1", 1, 10, predicted=40.0)
+    log.end("a2", 1, 30)  # nothing was known
+    log.train(2, member("a0", 100, 1.0), member("a1", 10, 0.0))
+    log.over(2, 2, 2, generated=140)
+    prediction = step_metrics(log.events, 2)["prediction"]
+    assert prediction == {"auc_top10": 1.0, "mae": 40.0, "within_2x": 0.5, "n": 2}
+
+
+def test_phases_share_out_the_wall(log):
+    log.start("a0", 1)
+    log.end("a0", 4, 10)
+    log.start("a1", 2)
+    log.end("a1", 6, 10)
+    log.score("a0", 5, 1.0)
+    log.score("a1", 8, 0.0)  # two seconds that nothing but this score is waited for
+    log.train(9, member("a0", 10, 1.0), member("a1", 10, 0.0))
+    log.over(9, 14, 16, generated=20, logprob_s=1.0, update_s=3.0)
+    phases = step_metrics(log.events, 2)["phases"]
+    shares = {"rollout_s": 5, "score_s": 2, "logprob_s": 1, "update_s": 3, "sync_s": 1, "idle_s": 1 + 1 + 2}
+    assert phases == pytest.approx(shares)
+    assert sum(phases.values()) == pytest.approx(16)
+
+
+def test_a_step_without_anything_in_it_has_no_means(log):
+    log.over(0, 0, 0, generated=0)
+    row = step_metrics(log.events, 2)
+    for name in ("reward", "pass1", "len_mean", "len_p50", "len_max", "entropy"):
+        assert row[name] is None
+    assert (row["etr"], row["ett"], row["slot_bubble"], row["tail_share"], row["device_bubble"]) == (0, 0, 0, 0, 0)
 
 
 def test_intervals():

@@ -1,0 +1,54 @@
+"""`untail recipes`: what ships, and what each is made of."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from untail.cli.output import print_json
+from untail.config import Recipe, dump_toml, load_recipe, recipe_names
+
+app = typer.Typer(help="List recipes; print one resolved.", invoke_without_command=True)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback()
+def recipes(context: typer.Context, json: Json = False) -> None:
+    """List the recipes that ship with untail: what each reproduces, and the sections of the list of mechanisms."""
+    if context.invoked_subcommand is not None:
+        return
+    listed = [_entry(name, load_recipe(name, {}, [])) for name in recipe_names()]
+    if json:
+        print_json({"recipes": listed})
+        return
+    table = Table("recipe", "what it reproduces", "sections", box=None)
+    for entry in listed:
+        table.add_row(entry["name"], entry["reproduces"], ", ".join(entry["sections"]))
+    Console().print(table)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.")], json: Json = False) -> None:
+    """Print a recipe, fully resolved, as TOML."""
+    recipe = load_recipe(name, {}, [])
+    entry = _entry(name, recipe)
+    if json:
+        print_json({"recipes": [entry], "resolved": recipe.model_dump(mode="json")})
+    else:
+        print(dump_toml(recipe), end="")
+
+
+def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
+    used = [mechanism for mechanism, table in recipe.mechanisms.items() if table is not False]
+    sections = dict.fromkeys(map(_section, used)) or ["6.1"]  # with nothing else, a step waits for all
+    advantage = str(recipe.learn.advantage["name"]).upper().replace("_", " ")
+    return {"name": name, "reproduces": recipe.reproduces, "sections": [*sections, f"8.1 {advantage}"]}
+
+
+def _section(mechanism: str) -> str:
+    """Where a section describes several, as 4 does all watchers, which of them: "4 loop"."""
+    from untail.rollout.mechanisms import MECHANISMS  # the module that registers all of them
+
+    section = MECHANISMS.get(mechanism).sections
+    return section if "." in section else f"{section} {mechanism}"

@@ -1,0 +1,92 @@
+"""The engines, their slots, and the sequence of every member that is in one.
+
+Invariant: a member that is RUNNING holds a slot on the engine where its sequence is. One that rests keeps its engine,
+and goes on there. What a sequence yields reaches the inbox under the member's name, whoever bears it by then.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+from untail.backends.base import Backend
+from untail.rollout.live import Member, State
+from untail.rollout.pump import Pump
+from untail.rollout.slots import Slots
+from untail.types import Chunk, SamplingParams, SequenceSpec
+
+Put = Callable[[str, Chunk | Exception], None]
+
+
+class Fleet:
+    def __init__(self, backends: list[Backend], slots_each: int, put: Put):
+        self.backends = backends
+        self.clock = backends[0].clock
+        self.slots = Slots(len(backends), slots_each)
+        self._put = put
+        self._pumps: dict[str, Pump] = {}
+        self._leaving: set[asyncio.Task[None]] = set()  # what nobody waits for, but must not be lost
+
+    def go(self, member: Member, engine: int, stride: int, sampling: SamplingParams, chunk: int | None) -> None:
+        """A slot for its next segment: its sequence goes on, or starts with what it has. Pre: the engine has one."""
+        self.slots.take(member, engine)
+        member.state, member.stride, member.cutting = State.RUNNING, stride, False
+        if member.id in self._pumps:
+            self._pumps[member.id].extend(stride)
+            return
+        trajectory = member.trajectory
+        spec = SequenceSpec(
+            member.id,
+            (*trajectory.prompt.tokens, *trajectory.tokens),
+            stride,
+            trajectory.stream,
+            sampling,
+            chunk or member.left,
+            done=len(trajectory.tokens),
+        )
+        self._pumps[member.id] = Pump(self.backends[engine], spec, partial(self._put, member.id))
+
+    def go_on(self, member: Member, stride: int) -> None:
+        """In the slot that it has. Pre: at a boundary."""
+        member.stride = stride
+        self._pumps[member.id].extend(stride)
+
+    def rest(self, member: Member) -> None:
+        """It leaves its slot at a boundary; its KV stays."""
+        self.slots.leave(member)
+        member.state = State.WAITING
+
+    def cut(self, members: Iterable[Member]) -> None:
+        """They come to a boundary as soon as their engines can."""
+        names: dict[int, list[str]] = {}
+        for member in members:
+            if not member.cutting and member.engine is not None:
+                member.cutting = True
+                names.setdefault(member.engine, []).append(member.id)
+        for engine, cut in names.items():
+            self._spawn(self.backends[engine].cut(cut))
+
+    def abort(self, member: Member) -> None:
+        """Its last chunk is still to come; it holds its slot until then."""
+        self._pumps[member.id].abort()
+
+    def forget(self, member: Member, at_boundary: bool = False) -> None:
+        """Its sequence is over, or nobody wants more of one that is at a boundary; it may have none."""
+        if member.slot is not None:
+            self.slots.leave(member)
+        member.engine = None
+        pump = self._pumps.pop(member.id, None)
+        if pump is not None:
+            if at_boundary:
+                pump.release()
+            self._spawn(pump.done())
+
+    async def close(self) -> None:
+        await asyncio.gather(*(pump.close() for pump in self._pumps.values()))
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        self._pumps.clear()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)

@@ -1,0 +1,30 @@
+"""3.4, compaction: a free slot that no unfinished work waits for gets new work at once.
+
+So many groups start as fill the free slots, as long as those under way and ready stay within `ahead` batches. The
+engines run at their target concurrency until then.
+"""
+
+import math
+from typing import Annotated
+
+from pydantic import Field
+
+from untail.config import Strict
+from untail.rollout.points import MECHANISMS, Lane, Mechanism, View
+
+
+@MECHANISMS.register("compaction")
+class Compaction(Mechanism, Lane):
+    sections = "3.4"
+
+    class Config(Strict):
+        # Batches that may be under way or ready. Each waits for the updates of those before it: more than four would
+        # only grow staler than `rollout.max_staleness` allows by default.
+        ahead: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 4.0
+
+    config: Config
+
+    def refill(self, view: View) -> int:
+        fill = math.ceil((view.concurrency - view.running) / view.group)
+        allowed = math.floor(self.config.ahead * view.wanted) - len(view.groups) - len(view.ready)
+        return max(0, min(fill, allowed))

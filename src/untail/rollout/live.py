@@ -1,0 +1,133 @@
+"""The nouns of a rollout under way: a group's plan, the group, its members.
+
+Invariant: a member is in exactly one state, and only RUNNING members and those whose engine has not yet let go of them
+hold a slot. A trajectory holds every token that was generated for it up to where it ended or was stopped; nothing is
+ever taken out of it.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+
+from untail.history.predictor import Prediction
+from untail.types import Prompt, Trajectory
+
+
+@dataclass(slots=True)
+class GroupPlan:
+    """What admission decides about one group."""
+
+    prompt: Prompt
+    size: int  # trajectories to start
+    keep: int  # the group is whole once so many have finished; the others are then cancelled
+    budget: int  # response tokens each may have
+    predicted: Prediction
+    priority: float = 0.0  # among new work, the highest goes first
+    truncated_reward: float | None = None  # instead of 0, for one that reaches its budget without any reward
+
+
+class State(Enum):
+    WAITING = "waiting"  # for a slot: new, or between two segments
+    RUNNING = "running"  # in a slot
+    SCORING = "scoring"  # ended by itself; its reward is on its way
+    DONE = "done"  # its reward is known, or it was stopped
+    GONE = "gone"  # cancelled, or its engine failed
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The lane a member runs in. `share` is the part of all slots that its lane may take; with `stride` no stride
+    mechanism is asked; `scale` shortens what they answer."""
+
+    lane: str = "all"
+    share: float = 1.0
+    stride: int | None = None
+    scale: float = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One trajectory of a group, and where it stands."""
+
+    trajectory: Trajectory
+    group: "LiveGroup"
+    serial: int  # in the order of admission
+    state: State = State.WAITING
+    started: bool = False  # it has had a slot
+    route: Route = Route()
+    segment_begin: int = 0  # where its present segment began, in response tokens
+    stride: int = 0  # tokens that its present segment was given
+    engine: int | None = None  # where its KV is, if it is anywhere
+    slot: int | None = None
+    cutting: bool = False  # its engine was asked to cut it
+    goes_to: int | None = None  # the engine that it is on its way to
+    rule: str | None = None  # what its reward follows once it was stopped
+    ghost: str | None = None  # it runs for the audit alone, after another member was stopped for this reason
+    ghost_begin: int = 0  # the tokens from here on were made for the audit
+
+    @property
+    def id(self) -> str:
+        return self.trajectory.id
+
+    @property
+    def length(self) -> int:
+        """Response tokens that the model wrote."""
+        return len(self.trajectory.tokens) - self.trajectory.reply_tokens
+
+    @property
+    def left(self) -> int:
+        """Tokens of its budget that are left."""
+        return self.group.plan.budget - self.length
+
+    @property
+    def is_new(self) -> bool:
+        return not self.trajectory.tokens
+
+    @property
+    def is_open(self) -> bool:
+        """It may still get tokens."""
+        return self.state in (State.WAITING, State.RUNNING)
+
+
+@dataclass(eq=False, slots=True)
+class LiveGroup:
+    id: str
+    plan: GroupPlan
+    step: int  # in which it was admitted
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def done(self) -> list[Member]:
+        return [member for member in self.members if member.state is State.DONE]
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Of all tokens that will be trained, if there are any yet."""
+        versions = (m.trajectory.version[0] for m in self.members if m.trajectory.version and m.state is not State.GONE)
+        return min(versions, default=None)
+
+    @property
+    def open(self) -> list[Member]:
+        return [member for member in self.members if member.is_open]
+
+    @property
+    def is_whole(self) -> bool:
+        """As many are done as are to be kept, or there is nobody left to wait for."""
+        return len(self.done) >= self.plan.keep or all(m.state in (State.DONE, State.GONE) for m in self.members)
+
+    @property
+    def finished_lengths(self) -> list[int]:
+        """Of those that ended by themselves: what its siblings tell about a member's length."""
+        return [m.length for m in self.members if m.state in (State.SCORING, State.DONE) and not m.trajectory.stopped]
+
+
+def copy_of(member: Member, reason: str) -> Member:
+    """A ghost that goes on where the member stands; what it writes does not touch the member's trajectory."""
+    trajectory = replace(member.trajectory, stopped=None)
+    for column in fields(Trajectory):
+        value = getattr(trajectory, column.name)
+        if isinstance(value, list):
+            setattr(trajectory, column.name, list(value))
+    ghost = Member(trajectory, member.group, member.serial, member.state, member.started, member.route)
+    ghost.segment_begin, ghost.stride, ghost.engine = member.segment_begin, member.stride, member.engine
+    ghost.ghost, ghost.ghost_begin = reason, len(trajectory.tokens)
+    return ghost

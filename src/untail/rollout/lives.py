@@ -1,0 +1,304 @@
+"""What becomes of members and groups, as engines and scorers speak of them.
+
+Invariant: every token is counted under one fate, when that is certain: a group's under `train` or `drop`, a cancelled
+member's under `cancel`, a failed one's under `fail`, what was made past a decision under `left`, what was made for the
+audit alone under `audit`. A failure costs its own trajectory and no other.
+"""
+
+import asyncio
+from statistics import fmean
+
+from untail.rewards.scorer import Score
+from untail.rollout.audit import CANCELLED
+from untail.rollout.live import LiveGroup, Member, State, copy_of
+from untail.rollout.outcome import records_of, settle_rewards
+from untail.rollout.points import Verdict
+from untail.rollout.stage import Stage
+from untail.types import Chunk, Group, Segment
+
+LONGEST_PATIENCE = 2048
+
+
+class Lives:
+    def __init__(self, stage: Stage):
+        self.stage = stage
+        self._scoring: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        for task in self._scoring:
+            task.cancel()
+        await asyncio.gather(*self._scoring, return_exceptions=True)
+
+    def hear(self, member: Member, item: Chunk | Exception | Score) -> None:
+        if isinstance(item, Score):
+            self._on_score(member, item)
+        elif isinstance(item, Exception):
+            self._on_failure(member, item)
+        else:
+            self.stage.meter.generated += len(item.tokens)
+            if member.state is State.RUNNING:
+                self._on_chunk(member, item)
+            else:
+                self._on_late_chunk(member, item)
+
+    # ---- while it runs ----------------------------------------------------------------------------------------
+
+    def _on_chunk(self, member: Member, chunk: Chunk) -> None:
+        member.trajectory.take(chunk)
+        if chunk.end in ("stop", "length"):
+            self.stage.fleet.forget(member)
+            self._end(member)
+            return
+        verdict = self._watch(member) if chunk.tokens and member.ghost is None else None
+        if verdict is not None and verdict.act == "stop":
+            self._stop(member, verdict, at_boundary=chunk.end == "boundary")
+        elif chunk.end == "boundary":
+            self._at_boundary(member)
+        elif verdict is not None:
+            self.stage.fleet.cut([member])
+
+    def _watch(self, member: Member) -> Verdict | None:
+        stage = self.stage
+        strides = 2 * member.stride if stage.mechanisms.striders else 0
+        patience = min(LONGEST_PATIENCE, max(strides, member.group.plan.budget / 4))
+        may_stop = member.length >= (stage.config.patience or patience)
+        return stage.mechanisms.look(member, stage.view, may_stop, stage.audit.off)
+
+    def _at_boundary(self, member: Member) -> None:
+        stage = self.stage
+        if member.left <= 0:
+            member.trajectory.end = "length"
+            stage.fleet.forget(member, at_boundary=True)
+            self._end(member)
+            return
+        self._end_segment(member, "cut" if member.cutting else "boundary")
+        if not stage.closing and not member.cutting:
+            member.route = stage.mechanisms.route(member, stage.view)
+            stride = stage.mechanisms.stride(member, stage.view)
+            if stride.in_place:
+                stage.fleet.go_on(member, stride.tokens)
+                return
+        self._rest(member)
+
+    def _rest(self, member: Member) -> None:
+        """It leaves its slot, for as long as it has to wait for the next."""
+        stage, tokens = self.stage, len(member.trajectory.tokens)
+        stage.fleet.rest(member)
+        stage.busy.discard(member)
+        if stage.closing:
+            stage.record("defer", id=member.id, tokens=tokens)
+        else:
+            stage.record("segment", id=member.id, tokens=tokens, why="cut" if member.cutting else "boundary")
+        if member.goes_to is not None:
+            stage.record("move", id=member.id, source=member.engine, engine=member.goes_to, tokens=tokens)
+            stage.fleet.forget(member, at_boundary=True)
+        if stage.closing or not (stage.mechanisms.refills or member.goes_to is not None):
+            stage.resting.append(member)
+        else:
+            stage.queue.put(member)
+        self._ask_group(member.group)
+
+    def _ask_group(self, group: LiveGroup) -> None:
+        stage = self.stage
+        if stage.mechanisms.group_points and all(m.state is State.WAITING and not m.is_new for m in group.open):
+            members = {member.id: member for member in group.open}
+            for name, verdict in stage.mechanisms.decide(group, stage.view).items():
+                self._stop(members[name], verdict, at_boundary=True)
+
+    def _end_segment(self, member: Member, why: str) -> None:
+        end = len(member.trajectory.tokens)
+        if end > member.segment_begin:
+            member.trajectory.segments.append(Segment(member.segment_begin, end, why))
+        member.segment_begin = end
+
+    # ---- how it ends ------------------------------------------------------------------------------------------
+
+    def _end(self, member: Member) -> None:
+        """It ended by itself; its reward is the next thing to know."""
+        stage, trajectory = self.stage, member.trajectory
+        self._end_segment(member, trajectory.end or "stop")
+        member.state = State.SCORING
+        if member.ghost is None:
+            stage.view.ended += 1
+            stage.record(
+                "end",
+                id=member.id,
+                group=member.group.id,
+                tokens=len(trajectory.tokens),
+                prompt_tokens=len(trajectory.prompt.tokens),
+                end=trajectory.end,
+                versions=[trajectory.version[0], trajectory.version[-1]],
+                entropy=fmean(trajectory.entropy),
+                predicted=member.group.plan.predicted.known_mean,
+            )
+        else:
+            stage.record("left", id=member.id, overrun=0)
+        task = asyncio.create_task(self._score(member))
+        self._scoring.add(task)
+        task.add_done_callback(self._scoring.discard)
+
+    async def _score(self, member: Member) -> None:
+        try:
+            with self.stage.clock.frozen():
+                score: Score | Exception = await self.stage.score(member.trajectory)
+        except Exception as error:
+            score = error
+        self.stage.inbox.put_nowait((member.id, score))
+
+    def _on_score(self, member: Member, score: Score) -> None:
+        stage, trajectory, plan = self.stage, member.trajectory, member.group.plan
+        trajectory.reward, trajectory.failure = score.value, score.failure
+        stage.busy.discard(member)
+        del stage.members[member.id]
+        if member.ghost is not None:
+            self._end_audit(member)
+        elif member.state is State.SCORING:  # otherwise its group was whole without it
+            if trajectory.end == "length" and trajectory.reward <= 0 and plan.truncated_reward is not None:
+                trajectory.reward = plan.truncated_reward
+            member.state = State.DONE
+            stage.record("score", id=member.id, reward=trajectory.reward, failure=score.failure)
+            self.check(member.group)
+
+    def _stop(self, member: Member, verdict: Verdict, at_boundary: bool) -> None:
+        stage, trajectory = self.stage, member.trajectory
+        self._end_segment(member, verdict.reason)
+        trajectory.stopped, trajectory.end, member.rule = verdict.reason, None, verdict.stopped
+        audited = stage.audit.chooses(member.id)
+        stage.view.ended += 1
+        stage.record(
+            "stop",
+            id=member.id,
+            group=member.group.id,
+            tokens=len(trajectory.tokens),
+            reason=verdict.reason,
+            segments=len(trajectory.segments),
+            audited=audited,
+        )
+        if audited:
+            self._haunt(member, verdict.reason, at_boundary)
+            member.state = State.DONE
+        else:
+            self._let_go(member, State.DONE, at_boundary)
+        self.check(member.group)
+
+    def cancel(self, member: Member) -> None:
+        """Nobody waits for it any longer. Pre: it is not done."""
+        audited = member.is_open and not member.is_new and self.stage.audit.chooses(member.id)
+        if audited or member.state is not State.RUNNING:  # of one that runs, the last tokens are still to come
+            self._record_cancel(member, audited)
+        if member.state is State.SCORING:
+            member.state = State.GONE
+        elif audited:
+            self._haunt(member, CANCELLED, at_boundary=False)
+            member.state = State.GONE
+        else:
+            self._let_go(member, State.GONE, at_boundary=False)
+
+    def _record_cancel(self, member: Member, audited: bool) -> None:
+        tokens, why = len(member.trajectory.tokens), "step" if self.stage.closing else "group"
+        self.stage.record("cancel", id=member.id, group=member.group.id, tokens=tokens, why=why, audited=audited)
+
+    def _let_go(self, member: Member, state: State, at_boundary: bool) -> None:
+        """Its sequence ends; if it runs, it holds its slot until the engine says so."""
+        stage, was_running = self.stage, member.state is State.RUNNING
+        member.state = state
+        if was_running and not at_boundary:
+            stage.fleet.abort(member)
+            return
+        stage.queue.remove({member})
+        stage.resting = [other for other in stage.resting if other is not member]
+        stage.fleet.forget(member, at_boundary=True)
+        stage.busy.discard(member)
+        del stage.members[member.id]
+        if was_running:
+            stage.record("left", id=member.id, overrun=0)
+
+    def _on_late_chunk(self, member: Member, chunk: Chunk) -> None:
+        """It was stopped or cancelled meanwhile. What was stopped has ended where it was; what was cancelled is counted
+        with all it has."""
+        if member.state is State.GONE:
+            member.trajectory.take(chunk)
+        else:
+            self.stage.meter.overrun(member.id, len(chunk.tokens))
+        if chunk.end in ("stop", "length", "abort"):
+            if member.state is State.GONE:
+                self._record_cancel(member, audited=False)
+            self._leave(member)
+
+    def _leave(self, member: Member) -> None:
+        stage = self.stage
+        stage.fleet.forget(member)
+        stage.busy.discard(member)
+        stage.members.pop(member.id, None)
+        stage.record("left", id=member.id, overrun=stage.meter.take_overrun(member.id))
+
+    def _on_failure(self, member: Member, error: Exception) -> None:
+        stage = self.stage
+        stage.failure = stage.failure or error
+        is_counted = member.state is State.DONE or (member.state is State.GONE and member.slot is None)
+        begin = member.ghost_begin if member.ghost is not None else 0
+        tokens = 0 if is_counted else len(member.trajectory.tokens) - begin
+        stage.record("fail", id=member.id, group=member.group.id, tokens=tokens, error=str(error))
+        self._leave(member)
+        if member.ghost is not None:
+            del stage.pool.ghosts[member.id]
+        elif member.state is not State.DONE:
+            member.state = State.GONE
+            self.check(member.group)
+
+    # ---- the audit --------------------------------------------------------------------------------------------
+
+    def _haunt(self, member: Member, reason: str, at_boundary: bool) -> None:
+        """A ghost goes on with its sequence. Pre: the member is as it was before it was stopped or cancelled."""
+        stage, ghost = self.stage, copy_of(member, reason)
+        stage.members[member.id] = stage.pool.ghosts[member.id] = ghost
+        if member.state is State.RUNNING:
+            stage.fleet.slots.hand_over(member, ghost)
+            stage.busy.discard(member)
+            stage.busy.add(ghost)
+            if at_boundary:
+                self._at_boundary(ghost)
+        elif member in stage.resting:
+            stage.resting[stage.resting.index(member)] = ghost
+        else:
+            stage.queue.remove({member})
+            stage.queue.put(ghost)
+        member.engine = None
+
+    def _end_audit(self, ghost: Member) -> None:
+        stage, reason, trajectory = self.stage, ghost.ghost, ghost.trajectory
+        assert reason is not None
+        was_off = reason in stage.audit.off
+        verdicts = stage.audit.hear(reason, trajectory.reward > 0)
+        tokens = len(trajectory.tokens)
+        extra = tokens - ghost.ghost_begin
+        stage.record("audit", id=ghost.id, reason=reason, tokens=tokens, extra=extra, reward=trajectory.reward)
+        if reason in stage.audit.off and not was_off:
+            stage.record("off", reason=reason, audited=verdicts.audited, false_kills=verdicts.rewarded)
+        del stage.pool.ghosts[ghost.id]
+
+    # ---- the group --------------------------------------------------------------------------------------------
+
+    def check(self, group: LiveGroup) -> None:
+        """Is it whole? Then its rewards are settled, and it is ready or dropped."""
+        stage = self.stage
+        if group.id not in stage.pool.live or not group.is_whole:
+            return
+        for member in group.members:
+            if member.state not in (State.DONE, State.GONE):
+                self.cancel(member)
+        settle_rewards(group)
+        stage.history.add(records_of(group, stage.view.step, stage.config.max_tokens))
+        whole = Group(group.id, group.plan.prompt, [member.trajectory for member in group.done])
+        if sum(not trajectory.masked for trajectory in whole.trajectories) < 2:
+            self.drop(group, "fewer than two members")
+        elif not stage.mechanisms.keeps(whole, stage.view):
+            self.drop(group, "not kept")
+        else:
+            stage.pool.remove(group)
+            stage.pool.ready.append(whole)
+
+    def drop(self, group: LiveGroup, why: str) -> None:
+        tokens = sum(len(member.trajectory.tokens) for member in group.done)
+        self.stage.record("drop", group=group.id, why=why, tokens=tokens)
+        self.stage.pool.remove(group)

@@ -1,0 +1,107 @@
+"""What a rollout remembers between two steps, as JSON: for a checkpoint.
+
+Invariant: a rollout that was restored goes on exactly as the one that was saved: the same groups with the same
+tokens in the same order, and the same draws from then on. Only what is between two steps can be saved.
+"""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from untail.history.predictor import Prediction
+from untail.rollout.live import GroupPlan, LiveGroup, Member, State
+from untail.rollout.stage import Stage
+from untail.types import Group, Prompt, Segment, Trajectory
+
+PLAN = ("size", "keep", "budget", "priority", "truncated_reward")
+MEMBER = ("serial", "started", "segment_begin", "stride", "rule", "ghost", "ghost_begin")
+
+
+def save(stage: Stage) -> dict[str, Any]:
+    pool = stage.pool
+    return {
+        "serial": stage.serial,
+        "place": stage.order.place,
+        "live": [_save_group(group) for group in pool.live.values()],
+        "ready": [
+            {"id": g.id, "prompt": g.prompt.id, "trajectories": [_save_trajectory(t) for t in g.trajectories]}
+            for g in pool.ready
+        ],
+        # A ghost's group may be gone from the pool, but it still has that group's plan.
+        "ghosts": [{"group": _save_group(g.group, bare=True), **_save_member(g)} for g in pool.ghosts.values()],
+        "resting": [_key(member) for member in stage.resting],
+        "queue": [_key(member) for member in stage.queue],
+        "audit": stage.audit.state(),
+        "mechanisms": stage.mechanisms.state(),
+    }
+
+
+def restore(stage: Stage, state: dict[str, Any]) -> None:
+    prompts = {prompt.id: prompt for prompt in stage.order.prompts}
+    stage.serial, stage.order.place = state["serial"], state["place"]
+    for saved in state["live"]:
+        stage.pool.add(_load_group(saved, prompts))
+    for saved in state["ready"]:
+        trajectories = [_load_trajectory(t, prompts) for t in saved["trajectories"]]
+        stage.pool.ready.append(Group(saved["id"], prompts[saved["prompt"]], trajectories))
+    for saved in state["ghosts"]:
+        ghost = _load_member(saved, _load_group(saved["group"], prompts), prompts)
+        stage.pool.ghosts[ghost.id] = ghost
+    open_members = [m for group in stage.pool.live.values() for m in group.open]
+    members = {_key(member): member for member in [*open_members, *stage.pool.ghosts.values()]}
+    stage.members.update((member.id, member) for member in members.values())
+    stage.resting = [members[tuple(key)] for key in state["resting"]]
+    for key in state["queue"]:
+        stage.queue.put(members[tuple(key)])
+    stage.audit.restore(state["audit"])
+    stage.mechanisms.restore(state["mechanisms"])
+
+
+def _key(member: Member) -> tuple[str, bool]:
+    return (member.id, member.ghost is not None)
+
+
+def _save_group(group: LiveGroup, bare: bool = False) -> dict[str, Any]:
+    plan = group.plan
+    return {
+        "id": group.id,
+        "step": group.step,
+        "prompt": plan.prompt.id,
+        "predicted": asdict(plan.predicted),
+        "plan": {name: getattr(plan, name) for name in PLAN},
+        "members": [] if bare else [_save_member(member) for member in group.members],
+    }
+
+
+def _load_group(saved: dict[str, Any], prompts: dict[str, Prompt]) -> LiveGroup:
+    plan = GroupPlan(prompts[saved["prompt"]], predicted=Prediction(**saved["predicted"]), **saved["plan"])
+    group = LiveGroup(saved["id"], plan, saved["step"])
+    group.members = [_load_member(member, group, prompts) for member in saved["members"]]
+    return group
+
+
+def _save_member(member: Member) -> dict[str, Any]:
+    columns = {name: getattr(member, name) for name in MEMBER}
+    return {"state": member.state.value, "trajectory": _save_trajectory(member.trajectory), **columns}
+
+
+def _load_member(saved: dict[str, Any], group: LiveGroup, prompts: dict[str, Prompt]) -> Member:
+    member = Member(_load_trajectory(saved["trajectory"], prompts), group, saved["serial"], State(saved["state"]))
+    for name in MEMBER:
+        setattr(member, name, saved[name])
+    return member
+
+
+def _save_trajectory(trajectory: Trajectory) -> dict[str, Any]:
+    columns = {field.name: _copy(getattr(trajectory, field.name)) for field in fields(Trajectory)}
+    segments = [asdict(segment) for segment in trajectory.segments]
+    return {**columns, "prompt": trajectory.prompt.id, "segments": segments}
+
+
+def _load_trajectory(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Trajectory:
+    segments = [Segment(**segment) for segment in saved["segments"]]
+    return Trajectory(**{**saved, "prompt": prompts[saved["prompt"]], "segments": segments})
+
+
+def _copy(value: Any) -> Any:
+    """A running trajectory's columns grow; what is saved must not."""
+    return list(value) if isinstance(value, list) else value

@@ -1,0 +1,46 @@
+"""What the engines did in a step's rollout, for its `rolled_out` event."""
+
+import resource
+import sys
+from collections import Counter
+from typing import Any
+
+from untail.backends.base import Backend
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+class Meter:
+    def __init__(self, backends: list[Backend]):
+        self.backends = backends
+        self.generated = 0  # tokens that reached the controller in this step
+        self._overrun: Counter[str] = Counter()
+        self._before = [backend.load() for backend in backends]
+
+    def begin(self) -> None:
+        self.generated = 0
+        self._before = [backend.load() for backend in self.backends]
+
+    def kv_used(self) -> float:
+        """Of the fullest engine."""
+        return max(backend.load().kv_used for backend in self.backends)
+
+    def overrun(self, name: str, tokens: int) -> None:
+        self._overrun[name] += tokens
+
+    def take_overrun(self, name: str) -> int:
+        """Tokens that a sequence made past the decision to stop it."""
+        return self._overrun.pop(name, 0)
+
+    def read(self) -> dict[str, Any]:
+        after = [backend.load() for backend in self.backends]
+        pairs = list(zip(self._before, after, strict=True))
+        return {
+            "generated": self.generated,
+            "busy_s": sum(b.busy_s - a.busy_s for a, b in pairs),
+            "computed": sum(b.computed - a.computed for a, b in pairs),
+            "recomputed": sum(b.recomputed - a.recomputed for a, b in pairs),
+            "preemptions": sum(b.preemptions - a.preemptions for a, b in pairs),
+            "kv_used": max(b.kv_used for b in after),
+            "peak_mem": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,
+        }

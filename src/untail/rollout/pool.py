@@ -1,0 +1,56 @@
+"""The groups between admission and update: under way, whole, and the ghosts of the audit.
+
+Invariant: the unit is the group. It is under way until it is whole, then ready until it is trained; a member that is
+deferred holds its group back. No update leaves behind a token that the staleness bound would not let into the next.
+"""
+
+from collections import Counter
+
+from untail.rollout.live import LiveGroup, Member, State
+from untail.types import Group
+
+
+class Pool:
+    def __init__(self, max_staleness: int):
+        self.max_staleness = max_staleness
+        self.live: dict[str, LiveGroup] = {}
+        self.ready: list[Group] = []
+        self.ghosts: dict[str, Member] = {}
+        self._asked: Counter[str] = Counter()  # prompts under way
+
+    def add(self, group: LiveGroup) -> None:
+        self.live[group.id] = group
+        self._asked[group.plan.prompt.id] += 1
+
+    def remove(self, group: LiveGroup) -> None:
+        del self.live[group.id]
+        self._asked[group.plan.prompt.id] -= 1
+
+    def asks(self, prompt: str) -> bool:
+        """The prompt is under way."""
+        return self._asked[prompt] > 0
+
+    def overdue(self, step: int) -> set[str]:
+        """Groups under way that would be too stale after the update of `step`: it waits for them."""
+        return {
+            group.id
+            for group in self.live.values()
+            if (oldest := group.oldest_version) is not None and step - oldest > self.max_staleness
+        }
+
+    def take_batch(self, step: int, wanted: int | None) -> list[Group]:
+        """The oldest `wanted` of those that are ready (None: all), and whatever would be too stale for the next."""
+        by_age = sorted(self.ready, key=lambda group: (group.oldest_version, group.id))
+        forced = sum(step - group.oldest_version > self.max_staleness for group in by_age)
+        count = len(by_age) if wanted is None else max(wanted, forced)
+        self.ready = by_age[count:]
+        return by_age[:count]
+
+    @property
+    def carried(self) -> int:
+        """Tokens that were generated and whose fate is open."""
+        waiting = sum(
+            len(m.trajectory.tokens) for g in self.live.values() for m in g.members if m.state is not State.GONE
+        )
+        whole = sum(len(trajectory.tokens) for group in self.ready for trajectory in group.trajectories)
+        return waiting + whole + sum(len(g.trajectory.tokens) - g.ghost_begin for g in self.ghosts.values())

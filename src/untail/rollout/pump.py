@@ -1,0 +1,63 @@
+"""One sequence of one engine, between the controller and the engine's stream.
+
+Invariant: everything that the stream yields reaches the inbox in order, and so does its failure. At a boundary the pump
+waits to be told how to go on.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from untail.backends.base import Backend
+from untail.types import Chunk, SequenceSpec
+
+
+class Pump:
+    def __init__(self, backend: Backend, spec: SequenceSpec, put: Callable[[Chunk | Exception], None]):
+        self.backend = backend
+        self.name = spec.id
+        self._put = put
+        self._orders: asyncio.Queue[int | None] = asyncio.Queue()
+        self._abort: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(spec))
+
+    def extend(self, budget: int) -> None:
+        """Pre: at a boundary."""
+        self._orders.put_nowait(budget)
+
+    def release(self) -> None:
+        """Pre: at a boundary."""
+        self._orders.put_nowait(None)
+
+    def abort(self) -> None:
+        """The chunk that says how it ended is still to come."""
+        self._orders.put_nowait(0)  # should it come to a boundary first, it only reads on
+        self._abort = asyncio.create_task(self.backend.abort([self.name]))
+
+    async def done(self) -> None:
+        """Nothing more comes from it."""
+        await asyncio.gather(self._task, *([self._abort] if self._abort else []))
+
+    async def close(self) -> None:
+        """Wherever it is; its sequence is aborted."""
+        self._task.cancel()
+        await asyncio.gather(self._task, *([self._abort] if self._abort else []), return_exceptions=True)
+
+    async def _run(self, spec: SequenceSpec) -> None:
+        try:
+            async with aclosing(self.backend.generate(spec)) as chunks:
+                async for chunk in chunks:
+                    self._put(chunk)
+                    if chunk.end == "boundary" and not await self._goes_on():
+                        return
+        except Exception as error:  # it belongs to this sequence alone: the controller contains it
+            self._put(error)
+
+    async def _goes_on(self) -> bool:
+        budget = await self._orders.get()
+        if budget is None:
+            await self.backend.release(self.name)
+            return False
+        if budget:
+            await self.backend.extend(self.name, budget)
+        return True

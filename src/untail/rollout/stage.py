@@ -1,0 +1,71 @@
+"""Everything that a rollout keeps between two decisions, in one place for those who act on it.
+
+Invariant: every member that an engine or a scorer may still speak of is in `members` under the name of its sequence; a
+ghost takes the place of the member it was made from. `busy` are those in a slot and those whose reward is on its way.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from untail.backends.base import Backend
+from untail.config import RolloutConfig
+from untail.history.predictor import Predictor
+from untail.history.store import History
+from untail.rewards.scorer import Score
+from untail.rollout.audit import Audit
+from untail.rollout.fleet import Fleet
+from untail.rollout.live import Member
+from untail.rollout.mechanisms import Mechanisms
+from untail.rollout.meter import Meter
+from untail.rollout.order import PromptOrder
+from untail.rollout.pool import Pool
+from untail.rollout.queue import Queue
+from untail.rollout.view import LiveView
+from untail.types import Chunk, Event, Prompt, Trajectory
+
+Emit = Callable[[Event], None]
+ScoreIt = Callable[[Trajectory], Awaitable[Score]]
+Item = tuple[str, Chunk | Exception | Score] | None
+"""What the inbox carries: something about a member, or None: an alarm went off."""
+
+
+class Stage:
+    def __init__(
+        self,
+        backends: list[Backend],
+        slots_each: int,
+        prompts: list[Prompt],
+        score: ScoreIt,
+        config: RolloutConfig,
+        mechanisms: Mechanisms,
+        history: History,
+        vocab: int,
+        seed: int,
+    ):
+        self.config = config
+        self.mechanisms = mechanisms
+        self.history = history
+        self.score = score
+        self.vocab = vocab
+        self.seed = seed
+        self.inbox: asyncio.Queue[Item] = asyncio.Queue()
+        self.fleet = Fleet(backends, slots_each, lambda name, item: self.inbox.put_nowait((name, item)))
+        self.clock = self.fleet.clock
+        self.meter = Meter(backends)
+        self.predictor = Predictor(history, config.max_tokens)
+        self.order = PromptOrder(prompts, seed)
+        self.pool = Pool(config.max_staleness)
+        self.audit = Audit(config.audit, config.max_false_kills, seed)
+        self.queue = Queue()
+        self.resting: list[Member] = []  # at a boundary, until the next round
+        self.members: dict[str, Member] = {}
+        self.busy: set[Member] = set()
+        self.serial = 0  # members admitted so far
+        self.closing = False  # the step takes no more decisions
+        self.failure: Exception | None = None  # the first of the step
+        self.view = LiveView(self)
+        self.emit: Emit = lambda event: None
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self.emit({"e": kind, "t": self.clock.now(), "step": self.view.step, **fields})

@@ -1,0 +1,71 @@
+"""The controller's rollout, as mechanisms see it (points.View)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from untail.rollout.live import LiveGroup, State
+from untail.types import Group, Prompt, stream_key
+
+if TYPE_CHECKING:
+    from untail.rollout.stage import Stage
+
+
+class LiveView:
+    def __init__(self, stage: Stage):
+        self._stage = stage
+        self.wanted = stage.config.prompts
+        self.group = stage.config.group
+        self.budget = stage.config.max_tokens
+        self.concurrency = stage.fleet.slots.total
+        self.prompts: Sequence[Prompt] = stage.order.prompts
+        self.history = stage.history
+        self.predictor = stage.predictor
+        self.vocab = stage.vocab
+        self.step = 0
+        self.began = 0.0
+        self.rounds = 0
+        self.started = 0
+        self.ended = 0
+        self.kv_used = 0.0  # as of the last time that something happened
+
+    def begin(self, step: int) -> None:
+        self.step, self.began, self.rounds = step, self.now, 0
+        self.started, self.ended = self.open, 0
+
+    @property
+    def now(self) -> float:
+        return self._stage.clock.now()
+
+    @property
+    def running(self) -> int:
+        return self.concurrency - self._stage.fleet.slots.free
+
+    @property
+    def open(self) -> int:
+        return sum(len(group.open) for group in self.groups)
+
+    @property
+    def groups(self) -> Collection[LiveGroup]:
+        return self._stage.pool.live.values()
+
+    @property
+    def ready(self) -> Sequence[Group]:
+        return self._stage.pool.ready
+
+    def trainable(self) -> int:
+        whole = sum(len(group.trajectories) for group in self.ready)
+        if self._stage.mechanisms.rest != "close":
+            return whole
+        return whole + sum(member.state is State.DONE for group in self.groups for member in group.members)
+
+    def next_in_order(self) -> Iterator[Prompt]:
+        return self._stage.order.draw()
+
+    def step_seconds(self, batch: int) -> float:
+        return self._stage.fleet.backends[0].step_seconds(batch)
+
+    def rng(self, *key: int | str) -> random.Random:
+        return random.Random(stream_key(self._stage.seed, "rng", self.step, *key))

@@ -1,0 +1,43 @@
+"""Section 4, collapse: mean H over the last 128 tokens < 0.02 and, unless `require_repetition` is false, a share of
+repeated 4-grams among them > 0.3. Low entropy alone may also be a correct calculation."""
+
+import math
+
+from untail.config import PositiveFloat, PositiveInt
+from untail.errors import ConfigError
+from untail.rollout.live import Member
+from untail.rollout.points import MECHANISMS, View
+from untail.rollout.watch.base import Share, Watcher
+from untail.rollout.watch.repetition import repeated_ngram_share
+
+
+@MECHANISMS.register("collapse")
+class Collapse(Watcher):
+    reason = "collapse"
+    needs_entropy = True
+
+    class Config(Watcher.Config):
+        window: PositiveInt = 128
+        entropy: PositiveFloat = 0.02  # nats
+        require_repetition: bool = True
+        ngram: PositiveInt = 4
+        share: Share = 0.3
+
+    config: Config
+
+    def check(self, group: int, budget: int) -> None:
+        if self.config.require_repetition and self.config.ngram > self.config.window:
+            raise ConfigError(
+                f"mechanisms.collapse.ngram = {self.config.ngram} must not exceed mechanisms.collapse.window = "
+                f"{self.config.window}"
+            )
+
+    def fires(self, member: Member, view: View) -> bool:
+        config, trajectory = self.config, member.trajectory
+        entropy = trajectory.entropy[-config.window :]
+        if len(entropy) < config.window or math.fsum(entropy) >= config.entropy * config.window:
+            return False
+        return (
+            not config.require_repetition
+            or repeated_ngram_share(trajectory.tokens[-config.window :], config.ngram) > config.share
+        )
