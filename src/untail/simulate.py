@@ -50,6 +50,8 @@ def simulate(name: str, recipe: Recipe, scene: Scene) -> dict[str, Any]:
         "tok_s": sum(row["tokens"] for row in rows) / seconds,
         "bad_generation": fmean(row["bad_generation"] for row in rows),
         "staleness": fmean(row["staleness"]["mean"] for row in rows),
+        "preemption": sum(row["recomputed"] for row in rows) / max(1, sum(row["computed"] for row in rows)),
+        "recomputed": sum(row["computed"] - row["tokens"] for row in rows) / len(rows),
         "trajectories": trained,
     }
 
@@ -60,7 +62,8 @@ def _over_time(rows: list[dict[str, Any]], key: str) -> float:
 
 
 async def _run(recipe: Recipe, scene: Scene, law: Law) -> list[dict[str, Any]]:
-    backends = [SimBackend(law, scene.engine) for _ in range(scene.devices)]
+    engine = scene.engine.model_copy(update={"kv_after_update": recipe.engine.kv_after_update})
+    backends = [SimBackend(law, engine) for _ in range(scene.devices)]
     mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
     history = History.open(None, "sim", "sim")
 

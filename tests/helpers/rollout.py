@@ -70,6 +70,7 @@ class FakeView:
     group: int = 8
     budget: int = 8192
     concurrency: int = 64
+    engines: int = 1
     running: int = 0
     open: int = 0
     vocab: int = 100
@@ -78,6 +79,7 @@ class FakeView:
     prompts: list[Prompt] = field(default_factory=lambda: [make_prompt(n) for n in range(16)])
     groups: list[LiveGroup] = field(default_factory=list)
     ready: list[Group] = field(default_factory=list)
+    dropped: list[Group] = field(default_factory=list)
     rounds: int = 1
     kv_used: float = 0.0
     trained: int = 0

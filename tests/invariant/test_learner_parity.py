@@ -76,5 +76,5 @@ def sample_batch(engine: Engine) -> Batch:
         for member in members:
             member.take(results[member.id])
             engine.release(member.id)
-        groups.append(Group(prompt, members))
+        groups.append(Group(name, prompt, members))
     return Batch(0, groups)

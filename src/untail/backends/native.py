@@ -253,9 +253,10 @@ class NativeBackend:
         if self._controls:
             controls, self._controls = self._controls, []
             await self._take_turn(controls, stepping=False)
-        elif clock.may_thaw:
-            await clock.thaw()
-        elif self._paused or clock.is_frozen:
+        elif clock.is_frozen:
+            if not await clock.thaw():
+                await self._something_new()
+        elif self._paused:
             await self._something_new()
         elif self.engine.has_work:
             await self._take_turn([], stepping=True)

@@ -33,7 +33,7 @@ class SimConfig(Strict):
     step_ms_base: PositiveFloat = 5.0  # tau(b) = base + per_seq * b
     step_ms_per_seq: NotNegative = 0.02
     prefill_tokens_per_s: PositiveFloat = 20000.0
-    kv_tokens: PositiveInt = 1_000_000  # what the KV pool holds; forks and siblings share nothing of it
+    kv_tokens: PositiveInt = 2_000_000  # what the KV pool holds (110 GB at 56 kB a token); siblings share nothing of it
     kv_after_update: Literal["recompute", "keep"] = "recompute"
     imitates: Literal["native", "vllm"] = "native"  # whose segment boundaries are paid for
 

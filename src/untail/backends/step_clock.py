@@ -67,12 +67,11 @@ class StepClock:
         stay = Stay()
         self._inside.append(stay)
         try:
-            try:
-                yield
-            except Exception:  # what comes of a failure has its place in the order too
-                await self._finish(stay)
-                raise
+            yield
             await self._finish(stay)
+        except Exception:  # what comes of a failure has its place in the order too
+            await self._finish(stay)
+            raise
         finally:  # at once, if it was cancelled
             self._inside.remove(stay)
             self._on_change()
@@ -87,15 +86,15 @@ class StepClock:
     def is_frozen(self) -> bool:
         return bool(self._inside)
 
-    @property
-    def may_thaw(self) -> bool:
-        return self.is_frozen and all(stay.finished for stay in self._inside)
-
-    async def thaw(self) -> None:
-        """Everybody has settled: those inside leave, each in a turn of the event loop of its own."""
+    async def thaw(self) -> bool:
+        """Everybody has settled: those inside leave, each in a turn of the event loop of its own. False if somebody is
+        not done yet."""
+        if not all(stay.finished for stay in self._inside):
+            return False
         for stay in tuple(self._inside):
             stay.may_leave.set()
             await asyncio.sleep(0)
+        return True
 
     def step(self) -> None:
         """One step was taken."""

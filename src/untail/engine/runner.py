@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from untail.engine.attention.sdpa import PagedSdpa, Span
+from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.blocks import BLOCK
 from untail.engine.models.decoder import Decoder
 from untail.engine.sampler import Sampled, sample
@@ -51,6 +51,7 @@ class Runner:
         shape, embed = self.decoder.shape, self.decoder.embed
         size = (shape.layers, 2, self.blocks, BLOCK, shape.kv_heads, shape.head_dim)
         self.kv = torch.zeros(size, dtype=embed.dtype, device=embed.device)
+        self.scratch = make_scratch(self.kv)
 
     def free(self) -> None:
         self.kv = None
@@ -62,7 +63,7 @@ class Runner:
             self.kv[:, :, target] = self.kv[:, :, source]
         step = self.prepare(plan.work)
         shape = self.decoder.shape
-        attention = PagedSdpa(self.kv, step.slots_T, step.spans, shape.heads // shape.kv_heads)
+        attention = PagedSdpa(self.kv, self.scratch, step.slots_T, step.spans, shape.heads // shape.kv_heads)
         hidden_TD = self.decoder(step.ids_T, step.positions_T, attention)
         hidden_RD = hidden_TD[step.rows_R]
         if not step.sampling:

@@ -22,6 +22,11 @@ class Verdicts:
     audited: int = 0
     rewarded: int = 0
 
+    @property
+    def low(self) -> float:
+        """The false-kill rate is surely no less. Pre: something was audited."""
+        return wilson(self.rewarded / self.audited, self.audited)[0]
+
 
 class Audit:
     def __init__(self, share: float, max_false_kills: float, seed: int):
@@ -39,8 +44,7 @@ class Audit:
         verdicts = self._verdicts.setdefault(reason, Verdicts())
         verdicts.audited += 1
         verdicts.rewarded += rewarded
-        low, _ = wilson(verdicts.rewarded / verdicts.audited, verdicts.audited)
-        if reason != CANCELLED and low > self.max_false_kills:
+        if reason != CANCELLED and verdicts.low > self.max_false_kills:
             self.off.add(reason)
         return verdicts
 

@@ -78,18 +78,21 @@ class Controller:
         resting, stage.resting = stage.resting, []
         for member in resting:
             stage.queue.put(member)
+        goes_on = any(member.ghost is None for member in resting)
         missing = stage.mechanisms.starts(stage.view)
         if missing <= 0 or stage.view.rounds == MOST_ROUNDS:
-            return bool(resting)
-        if stage.failure is not None and not stage.view.ended:
+            return goes_on
+        if stage.failure is not None and not stage.view.ended and not goes_on:
             raise stage.failure  # whatever is started fails: another round would too
         stage.view.rounds += 1
-        return bool(self.admission.admit(missing) or resting)
+        return bool(self.admission.admit(missing)) or goes_on
 
     def _closes(self) -> bool:
         """A mechanism says so, and no group would be too stale for the next update."""
         stage = self.stage
-        return stage.mechanisms.closes_at(stage.view) <= stage.clock.now() and not stage.pool.overdue(stage.view.step)
+        if stage.mechanisms.closes_at(stage.view) > stage.clock.now():
+            return False
+        return stage.mechanisms.rest != "defer" or not stage.pool.overdue(stage.view.step)
 
     def _is_over(self) -> bool:
         stage = self.stage
@@ -103,16 +106,20 @@ class Controller:
         """Give free slots to what waits, then to new groups as far as a mechanism wants them."""
         stage = self.stage
         self._serve_queue()
-        while stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue and self._may_refill():
-            if not self.admission.admit(stage.mechanisms.refill(stage.view)):
+        while stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue:
+            if not self.admission.admit(self._refill()):
                 break
             self._serve_queue()
 
-    def _may_refill(self) -> bool:
-        """Where nothing can be left for the next step, only a batch's worth may be started."""
-        stage, pool = self.stage, self.stage.pool
+    def _refill(self) -> int:
+        """New groups. Where nothing can be left for the next step, only a batch's worth may be started."""
+        stage, pool, view = self.stage, self.stage.pool, self.stage.view
+        so_far_all_fail = stage.failure is not None and not view.ended  # what runs will tell
+        if so_far_all_fail or view.started >= MOST_ROUNDS * view.wanted * view.group:
+            return 0
         may_be_left = stage.mechanisms.rest == "defer" and pool.max_staleness > 0
-        return may_be_left or len(pool.live) + len(pool.ready) < stage.view.wanted
+        most = math.inf if may_be_left else view.wanted - len(pool.live) - len(pool.ready)
+        return int(min(stage.mechanisms.refill(view), most))
 
     def _serve_queue(self) -> None:
         stage, served = self.stage, set()
@@ -129,7 +136,7 @@ class Controller:
         """Where its KV is, or where it is to go, or anywhere; None if there is no slot for it now."""
         stage, slots = self.stage, self.stage.fleet.slots
         home = member.engine if member.engine is not None else member.goes_to
-        if home is None:
+        if not member.started:
             member.route = stage.mechanisms.route(member, stage.view)
         if not slots.admits(member.route):
             return None
@@ -194,9 +201,7 @@ class Controller:
         stage.closing = True
         rest = stage.mechanisms.rest
         if rest != "defer":
-            for group in list(stage.pool.live.values()):
-                for member in group.open:
-                    self.lives.cancel(member)
+            self._cancel_the_rest(whole=rest == "cancel")
         await self._bring_to_rest()
         if rest == "close":
             for group in list(stage.pool.live.values()):
@@ -205,7 +210,7 @@ class Controller:
         stage.mechanisms.after_step(batch, stage.view)
         if rest == "cancel":
             for group in list(stage.pool.live.values()):
-                self.lives.drop(group, "not waited for")
+                self.lives.give_up(group)
         if not batch:
             raise stage.failure or ConfigError(
                 "no group of this step can be trained: every one was stopped, masked or not kept; loosen or leave out "
@@ -216,6 +221,15 @@ class Controller:
             stage.record("train", group=whole.id, prompt=whole.prompt.id, members=members)
         stage.record("rolled_out", carried=stage.pool.carried, **stage.meter.read())
         return batch
+
+    def _cancel_the_rest(self, whole: bool) -> None:
+        """Members that are not finished; with `whole`, their siblings whose reward is on its way as well."""
+        for group in list(self.stage.pool.live.values()):
+            unfinished = group.open
+            if unfinished and whole:
+                unfinished = [m for m in group.members if m.state not in (State.DONE, State.GONE)]
+            for member in unfinished:
+                self.lives.cancel(member)
 
     async def _bring_to_rest(self) -> None:
         """Post: nothing runs, and every reward that was on its way is here."""

@@ -56,11 +56,12 @@ class Member:
     route: Route = Route()
     segment_begin: int = 0  # where its present segment began, in response tokens
     stride: int = 0  # tokens that its present segment was given
-    engine: int | None = None  # where its KV is, if it is anywhere
+    engine: int | None = None  # where its KV is, or was when it was saved
     slot: int | None = None
     cutting: bool = False  # its engine was asked to cut it
     goes_to: int | None = None  # the engine that it is on its way to
     rule: str | None = None  # what its reward follows once it was stopped
+    cancelled: str | None = None  # by whom: its group, or the step
     ghost: str | None = None  # it runs for the audit alone, after another member was stopped for this reason
     ghost_begin: int = 0  # the tokens from here on were made for the audit
 

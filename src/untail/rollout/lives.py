@@ -59,10 +59,14 @@ class Lives:
 
     def _watch(self, member: Member) -> Verdict | None:
         stage = self.stage
+        return stage.mechanisms.look(member, stage.view, self._may_stop(member), stage.audit.off)
+
+    def _may_stop(self, member: Member) -> bool:
+        """The patience with it is over."""
+        stage = self.stage
         strides = 2 * member.stride if stage.mechanisms.striders else 0
         patience = min(LONGEST_PATIENCE, max(strides, member.group.plan.budget / 4))
-        may_stop = member.length >= (stage.config.patience or patience)
-        return stage.mechanisms.look(member, stage.view, may_stop, stage.audit.off)
+        return member.length >= (stage.config.patience or patience)
 
     def _at_boundary(self, member: Member) -> None:
         stage = self.stage
@@ -72,8 +76,8 @@ class Lives:
             self._end(member)
             return
         self._end_segment(member, "cut" if member.cutting else "boundary")
+        member.route = stage.mechanisms.route(member, stage.view)
         if not stage.closing and not member.cutting:
-            member.route = stage.mechanisms.route(member, stage.view)
             stride = stage.mechanisms.stride(member, stage.view)
             if stride.in_place:
                 stage.fleet.go_on(member, stride.tokens)
@@ -96,14 +100,18 @@ class Lives:
             stage.resting.append(member)
         else:
             stage.queue.put(member)
-        self._ask_group(member.group)
+        if member.ghost is None and not stage.closing:
+            self._ask_group(member.group)
 
     def _ask_group(self, group: LiveGroup) -> None:
         stage = self.stage
         if stage.mechanisms.group_points and all(m.state is State.WAITING and not m.is_new for m in group.open):
             members = {member.id: member for member in group.open}
             for name, verdict in stage.mechanisms.decide(group, stage.view).items():
-                self._stop(members[name], verdict, at_boundary=True)
+                member = members[name]  # the one before it may have made the group whole: then it is cancelled
+                stops = verdict.act == "stop" and verdict.reason not in stage.audit.off and self._may_stop(member)
+                if stops and member.is_open:
+                    self._stop(member, verdict, at_boundary=True)
 
     def _end_segment(self, member: Member, why: str) -> None:
         end = len(member.trajectory.tokens)
@@ -139,7 +147,7 @@ class Lives:
 
     async def _score(self, member: Member) -> None:
         try:
-            with self.stage.clock.frozen():
+            async with self.stage.clock.frozen():
                 score: Score | Exception = await self.stage.score(member.trajectory)
         except Exception as error:
             score = error
@@ -152,11 +160,13 @@ class Lives:
         del stage.members[member.id]
         if member.ghost is not None:
             self._end_audit(member)
-        elif member.state is State.SCORING:  # otherwise its group was whole without it
-            if trajectory.end == "length" and trajectory.reward <= 0 and plan.truncated_reward is not None:
-                trajectory.reward = plan.truncated_reward
+            return
+        if trajectory.end == "length" and trajectory.reward <= 0 and plan.truncated_reward is not None:
+            trajectory.reward = plan.truncated_reward
+        # Recorded even if it was cancelled meanwhile: one that came to its end needs no audit to be known.
+        stage.record("score", id=member.id, reward=trajectory.reward, failure=score.failure)
+        if member.state is State.SCORING:
             member.state = State.DONE
-            stage.record("score", id=member.id, reward=trajectory.reward, failure=score.failure)
             self.check(member.group)
 
     def _stop(self, member: Member, verdict: Verdict, at_boundary: bool) -> None:
@@ -183,7 +193,9 @@ class Lives:
 
     def cancel(self, member: Member) -> None:
         """Nobody waits for it any longer. Pre: it is not done."""
-        audited = member.is_open and not member.is_new and self.stage.audit.chooses(member.id)
+        member.cancelled = "step" if self.stage.closing else "group"
+        # Not whether it has tokens: without a watcher nobody has seen any before its segment is over.
+        audited = member.is_open and member.started and self.stage.audit.chooses(member.id)
         if audited or member.state is not State.RUNNING:  # of one that runs, the last tokens are still to come
             self._record_cancel(member, audited)
         if member.state is State.SCORING:
@@ -195,7 +207,7 @@ class Lives:
             self._let_go(member, State.GONE, at_boundary=False)
 
     def _record_cancel(self, member: Member, audited: bool) -> None:
-        tokens, why = len(member.trajectory.tokens), "step" if self.stage.closing else "group"
+        tokens, why = len(member.trajectory.tokens), member.cancelled
         self.stage.record("cancel", id=member.id, group=member.group.id, tokens=tokens, why=why, audited=audited)
 
     def _let_go(self, member: Member, state: State, at_boundary: bool) -> None:
@@ -242,7 +254,7 @@ class Lives:
         self._leave(member)
         if member.ghost is not None:
             del stage.pool.ghosts[member.id]
-        elif member.state is not State.DONE:
+        elif member.state not in (State.DONE, State.GONE):
             member.state = State.GONE
             self.check(member.group)
 
@@ -274,7 +286,8 @@ class Lives:
         extra = tokens - ghost.ghost_begin
         stage.record("audit", id=ghost.id, reason=reason, tokens=tokens, extra=extra, reward=trajectory.reward)
         if reason in stage.audit.off and not was_off:
-            stage.record("off", reason=reason, audited=verdicts.audited, false_kills=verdicts.rewarded)
+            counts = {"false_kills": verdicts.rewarded, "audited": verdicts.audited}
+            stage.record("off", reason=reason, **counts, low=verdicts.low)
         del stage.pool.ghosts[ghost.id]
 
     # ---- the group --------------------------------------------------------------------------------------------
@@ -287,16 +300,25 @@ class Lives:
         for member in group.members:
             if member.state not in (State.DONE, State.GONE):
                 self.cancel(member)
-        settle_rewards(group)
-        stage.history.add(records_of(group, stage.view.step, stage.config.max_tokens))
+        self._settle(group)
         whole = Group(group.id, group.plan.prompt, [member.trajectory for member in group.done])
         if sum(not trajectory.masked for trajectory in whole.trajectories) < 2:
             self.drop(group, "fewer than two members")
         elif not stage.mechanisms.keeps(whole, stage.view):
             self.drop(group, "not kept")
+            stage.view.dropped.append(whole)
         else:
             stage.pool.remove(group)
             stage.pool.ready.append(whole)
+
+    def give_up(self, group: LiveGroup) -> None:
+        """The step did not wait for it. Pre: its members are done or gone."""
+        self._settle(group)
+        self.drop(group, "not waited for")
+
+    def _settle(self, group: LiveGroup) -> None:
+        settle_rewards(group)
+        self.stage.history.add(records_of(group, self.stage.view.step, self.stage.config.max_tokens))
 
     def drop(self, group: LiveGroup, why: str) -> None:
         tokens = sum(len(member.trajectory.tokens) for member in group.done)

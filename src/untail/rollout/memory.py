@@ -8,12 +8,12 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from untail.history.predictor import Prediction
-from untail.rollout.live import GroupPlan, LiveGroup, Member, State
+from untail.rollout.live import GroupPlan, LiveGroup, Member, Route, State
 from untail.rollout.stage import Stage
 from untail.types import Group, Prompt, Segment, Trajectory
 
 PLAN = ("size", "keep", "budget", "priority", "truncated_reward")
-MEMBER = ("serial", "started", "segment_begin", "stride", "rule", "ghost", "ghost_begin")
+MEMBER = ("serial", "started", "segment_begin", "stride", "engine", "goes_to", "rule", "ghost", "ghost_begin")
 
 
 def save(stage: Stage) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def save(stage: Stage) -> dict[str, Any]:
             {"id": g.id, "prompt": g.prompt.id, "trajectories": [_save_trajectory(t) for t in g.trajectories]}
             for g in pool.ready
         ],
-        # A ghost's group may be gone from the pool, but it still has that group's plan.
-        "ghosts": [{"group": _save_group(g.group, bare=True), **_save_member(g)} for g in pool.ghosts.values()],
+        # A ghost's group may be gone from the pool, but what became of it still tells how the ghost is to go on.
+        "ghosts": [{"group": _save_group(ghost.group), **_save_member(ghost)} for ghost in pool.ghosts.values()],
         "resting": [_key(member) for member in stage.resting],
         "queue": [_key(member) for member in stage.queue],
         "audit": stage.audit.state(),
@@ -44,7 +44,8 @@ def restore(stage: Stage, state: dict[str, Any]) -> None:
         trajectories = [_load_trajectory(t, prompts) for t in saved["trajectories"]]
         stage.pool.ready.append(Group(saved["id"], prompts[saved["prompt"]], trajectories))
     for saved in state["ghosts"]:
-        ghost = _load_member(saved, _load_group(saved["group"], prompts), prompts)
+        group = stage.pool.live.get(saved["group"]["id"]) or _load_group(saved["group"], prompts)
+        ghost = _load_member(saved, group, prompts)
         stage.pool.ghosts[ghost.id] = ghost
     open_members = [m for group in stage.pool.live.values() for m in group.open]
     members = {_key(member): member for member in [*open_members, *stage.pool.ghosts.values()]}
@@ -60,7 +61,7 @@ def _key(member: Member) -> tuple[str, bool]:
     return (member.id, member.ghost is not None)
 
 
-def _save_group(group: LiveGroup, bare: bool = False) -> dict[str, Any]:
+def _save_group(group: LiveGroup) -> dict[str, Any]:
     plan = group.plan
     return {
         "id": group.id,
@@ -68,7 +69,7 @@ def _save_group(group: LiveGroup, bare: bool = False) -> dict[str, Any]:
         "prompt": plan.prompt.id,
         "predicted": asdict(plan.predicted),
         "plan": {name: getattr(plan, name) for name in PLAN},
-        "members": [] if bare else [_save_member(member) for member in group.members],
+        "members": [_save_member(member) for member in group.members],
     }
 
 
@@ -81,13 +82,15 @@ def _load_group(saved: dict[str, Any], prompts: dict[str, Prompt]) -> LiveGroup:
 
 def _save_member(member: Member) -> dict[str, Any]:
     columns = {name: getattr(member, name) for name in MEMBER}
-    return {"state": member.state.value, "trajectory": _save_trajectory(member.trajectory), **columns}
+    trajectory, route = _save_trajectory(member.trajectory), asdict(member.route)
+    return {"state": member.state.value, "trajectory": trajectory, "route": route, **columns}
 
 
 def _load_member(saved: dict[str, Any], group: LiveGroup, prompts: dict[str, Prompt]) -> Member:
     member = Member(_load_trajectory(saved["trajectory"], prompts), group, saved["serial"], State(saved["state"]))
     for name in MEMBER:
         setattr(member, name, saved[name])
+    member.route = Route(**saved["route"])
     return member
 
 

@@ -59,6 +59,11 @@ class View(Protocol):
         ...
 
     @property
+    def engines(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
     def concurrency(self) -> int:
         """Slots of all engines together."""
         ...
@@ -101,6 +106,11 @@ class View(Protocol):
     @property
     def ready(self) -> Sequence[Group]:
         """Whole, and waiting for the update."""
+        ...
+
+    @property
+    def dropped(self) -> Sequence[Group]:
+        """Whole groups of this step that were not kept."""
         ...
 
     @property
@@ -252,7 +262,8 @@ class GroupPoint(ABC):
 
     @abstractmethod
     def decide(self, group: LiveGroup, view: View) -> dict[str, Verdict]:
-        """Verdicts by member id. Pre: every open member is at a boundary, and at least one is."""
+        """Verdicts by member id. Pre: every open member is at a boundary, and at least one is. The controller holds
+        `stop` back until its patience is over; there is nothing to `cut`."""
 
 
 class Finish(ABC):

@@ -35,7 +35,7 @@ class Pool:
         return {
             group.id
             for group in self.live.values()
-            if (oldest := group.oldest_version) is not None and step - oldest > self.max_staleness
+            if (oldest := _oldest_version(group, step)) is not None and step - oldest > self.max_staleness
         }
 
     def take_batch(self, step: int, wanted: int | None) -> list[Group]:
@@ -54,3 +54,9 @@ class Pool:
         )
         whole = sum(len(trajectory.tokens) for group in self.ready for trajectory in group.trajectories)
         return waiting + whole + sum(len(g.trajectory.tokens) - g.ghost_begin for g in self.ghosts.values())
+
+
+def _oldest_version(group: LiveGroup, step: int) -> int | None:
+    """Whoever runs has tokens, if only its engine has seen them yet: of this step's weights at the latest."""
+    runs = any(member.state is State.RUNNING for member in group.members)
+    return group.oldest_version if group.oldest_version is not None else step - 1 if runs else None

@@ -19,6 +19,7 @@ class LiveView:
         self.wanted = stage.config.prompts
         self.group = stage.config.group
         self.budget = stage.config.max_tokens
+        self.engines = len(stage.fleet.backends)
         self.concurrency = stage.fleet.slots.total
         self.prompts: Sequence[Prompt] = stage.order.prompts
         self.history = stage.history
@@ -29,11 +30,12 @@ class LiveView:
         self.rounds = 0
         self.started = 0
         self.ended = 0
+        self.dropped: list[Group] = []
         self.kv_used = 0.0  # as of the last time that something happened
 
     def begin(self, step: int) -> None:
         self.step, self.began, self.rounds = step, self.now, 0
-        self.started, self.ended = self.open, 0
+        self.started, self.ended, self.dropped = self.open, 0, []
 
     @property
     def now(self) -> float:
@@ -59,7 +61,7 @@ class LiveView:
         whole = sum(len(group.trajectories) for group in self.ready)
         if self._stage.mechanisms.rest != "close":
             return whole
-        return whole + sum(member.state is State.DONE for group in self.groups for member in group.members)
+        return whole + sum(_closes_with(group) for group in self.groups)
 
     def next_in_order(self) -> Iterator[Prompt]:
         return self._stage.order.draw()
@@ -69,3 +71,10 @@ class LiveView:
 
     def rng(self, *key: int | str) -> random.Random:
         return random.Random(stream_key(self._stage.seed, "rng", self.step, *key))
+
+
+def _closes_with(group: LiveGroup) -> int:
+    """Members that it would have if it closed now: rewards that are on their way are waited for, and with fewer than
+    two members in its statistics it is cancelled."""
+    finished = [member for member in group.members if member.state in (State.SCORING, State.DONE)]
+    return len(finished) if sum(member.rule != "mask" for member in finished) >= 2 else 0

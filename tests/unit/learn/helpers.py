@@ -28,9 +28,8 @@ def group(name: str, lengths: list[int], rewards: list[float], vocab: int, promp
     random = torch.Generator().manual_seed(sum(map(ord, name)))
     prompt = Prompt(name, "test", "", tuple(torch.randint(vocab, (prompt_length,), generator=random).tolist()))
     members = zip(lengths, rewards, strict=True)
-    return Group(
-        prompt, [trajectory(f"{name}.{i}", prompt, n, reward, vocab, reply_at) for i, (n, reward) in enumerate(members)]
-    )
+    trajectories = [trajectory(f"{name}.{i}", prompt, n, r, vocab, reply_at) for i, (n, r) in enumerate(members)]
+    return Group(name, prompt, trajectories)
 
 
 def uneven_batch(vocab: int) -> Batch:

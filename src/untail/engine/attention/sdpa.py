@@ -4,7 +4,9 @@ Invariant: tokens come as the runner packs them: first one token per decoding se
 longer chunks one sequence after another. Keys and values of all new tokens are written before any is read.
 
 Decoding sequences of similar length are attended together: their blocks are gathered side by side, and the query heads
-that share a key-value head become rows of one query, so that keys are never repeated.
+that share a key-value head become rows of one query, so that keys are never repeated. They are gathered into the same
+scratch memory each time, a piece that fits a CPU's cache: fresh memory for all of a large batch would cost more in page
+faults than the attention itself.
 """
 
 from typing import NamedTuple
@@ -14,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from untail.engine.blocks import BLOCK, blocks_for
+
+SCRATCH_BYTES = 2 * 2**20  # of keys, and of values
 
 
 class Span(NamedTuple):
@@ -40,13 +44,16 @@ class PrefillChunk(NamedTuple):
 
 
 class PagedSdpa:
-    def __init__(self, kv: Tensor, slots_T: Tensor, spans: list[Span], heads_per_kv: int):
-        """`kv` is [layers, 2, blocks, BLOCK, K, D]; `slots_T` says where in it each new token goes."""
+    def __init__(self, kv: Tensor, scratch: Tensor, slots_T: Tensor, spans: list[Span], heads_per_kv: int):
+        """`kv` is [layers, 2, blocks, BLOCK, K, D]; `slots_T` says where in it each new token goes; `scratch` is from
+        `make_scratch`."""
         self.kv = kv
+        self.scratch = scratch
         self.slots_T = slots_T
         self.heads_per_kv = heads_per_kv
         decoding = next((i for i, span in enumerate(spans) if span.size > 1), len(spans))
-        self.groups = [self._group(spans, begin, end) for begin, end in similar_lengths(spans[:decoding])]
+        runs = similar_lengths(spans[:decoding], scratch.shape[1])
+        self.groups = [self._group(spans, begin, end) for begin, end in runs]
         self.chunks: list[PrefillChunk] = []
         begin = decoding
         for span in spans[decoding:]:
@@ -65,9 +72,15 @@ class PagedSdpa:
     def _decode(self, group: DecodeGroup, q_THD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         count, (kv_heads, size) = group.end - group.begin, keys.shape[-2:]
         q = q_THD[group.begin : group.end].reshape(count, kv_heads, self.heads_per_kv, size)
-        k = keys.index_select(0, group.blocks).view(count, -1, kv_heads, size).transpose(1, 2)
-        v = values.index_select(0, group.blocks).view(count, -1, kv_heads, size).transpose(1, 2)
+        k = self._gather(keys, group.blocks, self.scratch[0]).view(count, -1, kv_heads, size).transpose(1, 2)
+        v = self._gather(values, group.blocks, self.scratch[1]).view(count, -1, kv_heads, size).transpose(1, 2)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask).reshape(count, -1)
+
+    @staticmethod
+    def _gather(pool: Tensor, blocks: Tensor, scratch: Tensor) -> Tensor:
+        """One long sequence alone may not fit the scratch memory."""
+        fits = len(blocks) <= len(scratch)
+        return torch.index_select(pool, 0, blocks, out=scratch[: len(blocks)] if fits else None)
 
     def _prefill(
         self, chunk: PrefillChunk, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, keys: Tensor, values: Tensor
@@ -105,8 +118,15 @@ class PagedSdpa:
         return PrefillChunk(begin, end, span.context, blocks, allowed.repeat(self.heads_per_kv, 1).to(self.kv.device))
 
 
-def similar_lengths(spans: list[Span]) -> list[tuple[int, int]]:
-    """Cut the spans (shortest context first) into runs whose longest is not much longer than their shortest.
+def make_scratch(kv: Tensor) -> Tensor:
+    """[2, blocks, BLOCK, K, D]: room for the keys and for the values of one run."""
+    block = kv[0, 0, 0]
+    return kv.new_empty(2, max(1, SCRATCH_BYTES // (block.numel() * kv.element_size())), *block.shape)
+
+
+def similar_lengths(spans: list[Span], most_blocks: int) -> list[tuple[int, int]]:
+    """Cut the spans (shortest context first) into runs whose longest is not much longer than their shortest, and which
+    have at most `most_blocks` blocks in all, unless it is one span alone.
 
     Gathering padding costs time in proportion to its tokens, a further group costs a few calls: half as much again, or
     four blocks, is where the two meet on a CPU.
@@ -114,8 +134,9 @@ def similar_lengths(spans: list[Span]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     begin = 0
     for index, span in enumerate(spans):
-        shortest = blocks_for(spans[begin].context)
-        if blocks_for(span.context) > max(shortest * 3 // 2, shortest + 4):
+        shortest, width = blocks_for(spans[begin].context), blocks_for(span.context)
+        is_full = (index - begin + 1) * width > most_blocks and index > begin
+        if is_full or width > max(shortest * 3 // 2, shortest + 4):
             runs.append((begin, index))
             begin = index
     return [*runs, (begin, len(spans))] if spans else []

@@ -62,9 +62,9 @@ class Utility(Vade):
 
     def _marginal(self, view: View) -> float:
         """What one token costs now, where 1 is its cost when all slots are taken."""
-        running = max(1, view.running)
+        running, slots = max(1, view.running // view.engines), view.concurrency // view.engines
         one_more = view.step_seconds(running + 1) - view.step_seconds(running)
-        return one_more * view.concurrency / view.step_seconds(view.concurrency)
+        return one_more * slots / view.step_seconds(slots)
 
     def _order(self, view: View, per_token: float = 1.0) -> list[int]:
         """Places in the order of gain, the highest gain per cost first."""

@@ -71,7 +71,7 @@ class Vade(Mechanism, Admit):
 
     def after_step(self, batch: Sequence[Group], view: View) -> None:
         trained: dict[str, list[bool]] = {}
-        for group in batch:
+        for group in (*batch, *view.dropped):
             for trajectory in group.trajectories:
                 if trajectory.failure is None:  # otherwise its reward is not known
                     trained.setdefault(group.prompt.id, []).append(trajectory.reward > 0)

@@ -8,7 +8,7 @@ import math
 from bisect import bisect
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,9 @@ class Oversample(Mechanism, Finish):
     class Config(Strict):
         rate: Rate = 0.2
         schedule: tuple[tuple[int, Rate], ...] = ()  # (step, rate) pairs, linear between them; wins over `rate`
-        follow_curriculum: bool = False  # the rate grows with the share of the full budget that groups are given
+        # The rate grows with the share of the full budget that groups are given: those that were last under way, for a
+        # step is sized before it has any.
+        follow_curriculum: bool = False
         rest: Literal["drop", "defer"] = "drop"
 
         @model_validator(mode="after")
@@ -38,6 +40,7 @@ class Oversample(Mechanism, Finish):
     def __init__(self, config: Config):
         super().__init__(config)
         self.rest = "close" if config.rest == "drop" else "defer"
+        self._budget_share = 1.0
 
     def starts(self, view: View) -> int:
         groups = math.ceil(view.wanted / (1 - self._rate(view)))
@@ -46,6 +49,7 @@ class Oversample(Mechanism, Finish):
         return groups - len(view.groups) - len(view.ready)
 
     def closes_at(self, view: View) -> float:
+        self._look(view)
         enough = (
             view.trainable() >= view.wanted * view.group if self.rest == "close" else len(view.ready) >= view.wanted
         )
@@ -53,9 +57,18 @@ class Oversample(Mechanism, Finish):
 
     def _rate(self, view: View) -> float:
         rate = _interpolate(self.config.schedule, view.step) if self.config.schedule else self.config.rate
+        self._look(view)
+        return rate * self._budget_share if self.config.follow_curriculum else rate
+
+    def _look(self, view: View) -> None:
         if self.config.follow_curriculum and view.groups:
-            rate *= fmean(group.plan.budget for group in view.groups) / view.budget
-        return rate
+            self._budget_share = fmean(group.plan.budget for group in view.groups) / view.budget
+
+    def state(self) -> dict[str, Any]:
+        return {"budget_share": self._budget_share}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._budget_share = state["budget_share"]
 
 
 def _interpolate(points: Sequence[tuple[int, float]], step: int) -> float:

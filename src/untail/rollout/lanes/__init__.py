@@ -1,5 +1,5 @@
 """Where a member runs, and when new groups join it (section 3). Importing this package registers them all."""
 
-from untail.rollout.lanes import compaction, repack, router
+from untail.rollout.lanes import compaction, generations, repack, router
 
-__all__ = ["compaction", "repack", "router"]
+__all__ = ["compaction", "generations", "repack", "router"]

@@ -1,7 +1,8 @@
 """3.4, compaction: a free slot that no unfinished work waits for gets new work at once.
 
-So many groups start as fill the free slots, as long as those under way and ready stay within `ahead` batches. The
-engines run at their target concurrency until then.
+So many groups start as fill the free slots, as long as those under way and ready stay within `ahead` batches, and the
+KV pool has room: past its watermark new work would only push out what is unfinished. The engines run at their target
+concurrency until then.
 """
 
 import math
@@ -21,10 +22,13 @@ class Compaction(Mechanism, Lane):
         # Batches that may be under way or ready. Each waits for the updates of those before it: more than four would
         # only grow staler than `rollout.max_staleness` allows by default.
         ahead: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 4.0
+        watermark: Annotated[float, Field(gt=0, le=1)] = 0.9  # of the KV pool
 
     config: Config
 
     def refill(self, view: View) -> int:
+        if view.kv_used >= self.config.watermark:
+            return 0
         fill = math.ceil((view.concurrency - view.running) / view.group)
         allowed = math.floor(self.config.ahead * view.wanted) - len(view.groups) - len(view.ready)
         return max(0, min(fill, allowed))

@@ -75,5 +75,5 @@ class Unfinished(Mechanism, Strider):
 
 
 def unfinished_ratio(group: LiveGroup) -> float:
-    """Pre: somebody is not gone."""
-    return len(group.open) / sum(member.state is not State.GONE for member in group.members)
+    """0 where everybody is gone: the audit runs on with one of them."""
+    return len(group.open) / max(1, sum(member.state is not State.GONE for member in group.members))

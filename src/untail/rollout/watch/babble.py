@@ -24,6 +24,7 @@ class Babble(Watcher):
 
     def fires(self, member: Member, view: View) -> bool:
         config = self.config
-        entropy = member.trajectory.entropy[-config.window :]
+        window = self.window(view)
+        entropy = member.trajectory.entropy[-window:]
         limit = config.share * math.log(view.vocab)
-        return len(entropy) == config.window and math.fsum(entropy) > limit * config.window
+        return len(entropy) == window and math.fsum(entropy) > limit * window

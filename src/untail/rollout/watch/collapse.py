@@ -8,7 +8,7 @@ from untail.errors import ConfigError
 from untail.rollout.live import Member
 from untail.rollout.points import MECHANISMS, View
 from untail.rollout.watch.base import Share, Watcher
-from untail.rollout.watch.repetition import repeated_ngram_share
+from untail.rollout.watch.repetition import repeats_ngrams
 
 
 @MECHANISMS.register("collapse")
@@ -34,10 +34,9 @@ class Collapse(Watcher):
 
     def fires(self, member: Member, view: View) -> bool:
         config, trajectory = self.config, member.trajectory
-        entropy = trajectory.entropy[-config.window :]
-        if len(entropy) < config.window or math.fsum(entropy) >= config.entropy * config.window:
+        window = self.window(view)
+        entropy = trajectory.entropy[-window:]
+        if len(entropy) < window or math.fsum(entropy) >= config.entropy * window:
             return False
-        return (
-            not config.require_repetition
-            or repeated_ngram_share(trajectory.tokens[-config.window :], config.ngram) > config.share
-        )
+        last = trajectory.tokens[-window:]
+        return not config.require_repetition or repeats_ngrams(last, config.ngram, config.share)

@@ -9,7 +9,7 @@ from untail.errors import ConfigError
 from untail.rollout.live import Member
 from untail.rollout.points import MECHANISMS, View
 from untail.rollout.watch.base import Share, Watcher
-from untail.rollout.watch.repetition import cycle_repeats, repeated_ngram_share
+from untail.rollout.watch.repetition import cycle_repeats, repeats_ngrams
 
 
 @MECHANISMS.register("loop")
@@ -37,10 +37,10 @@ class Loop(Watcher):
 
     def fires(self, member: Member, view: View) -> bool:
         config = self.config
-        last = member.trajectory.tokens[-config.window :]
-        if len(last) < config.window:
+        window = self.window(view)
+        last = member.trajectory.tokens[-window:]
+        if len(last) < window:
             return False
-        return (
-            cycle_repeats(last, config.period, config.cycle_tokens) >= config.repeats
-            or repeated_ngram_share(last, config.ngram) > config.share
+        return cycle_repeats(last, config.period, config.cycle_tokens) >= config.repeats or repeats_ngrams(
+            last, config.ngram, config.share
         )

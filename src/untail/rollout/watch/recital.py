@@ -27,8 +27,9 @@ class Recital(Watcher):
 
     def fires(self, member: Member, view: View) -> bool:
         trajectory, marker = member.trajectory, self.config.marker_ids
-        logprobs = trajectory.policy_logprob[-self.config.window :]
-        if len(logprobs) < self.config.window or min(logprobs) <= math.log(self.config.p):
+        window = self.window(view)
+        logprobs = trajectory.policy_logprob[-window:]
+        if len(logprobs) < window or min(logprobs) <= math.log(self.config.p):
             return False
         return not (marker and _contains(trajectory.tokens, list(marker)))
 

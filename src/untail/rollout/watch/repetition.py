@@ -34,3 +34,10 @@ def repeated_ngram_share(tokens: Sequence[int], n: int = 4) -> float:
         return 0.0
     distinct = len(set(zip(*(tokens[first:] for first in range(n)), strict=False)))
     return (runs - distinct) / runs
+
+
+def repeats_ngrams(tokens: Sequence[int], n: int, share: float) -> bool:
+    """Whether more than `share` of the runs of `n` tokens are repeated. A repeated run ends in a repeated token, and in
+    ordinary text there are too few of these: they are counted several times faster."""
+    repeated_tokens = len(tokens) - len(set(tokens))
+    return repeated_tokens > share * (len(tokens) - n + 1) and repeated_ngram_share(tokens, n) > share

@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.helpers.rollout import FakeView, make_plan
 
+import untail.rollout.admit  # noqa: F401  (they register themselves)
 from untail.history.stats import Record
 from untail.rollout.points import MECHANISMS
 from untail.types import Prompt

@@ -94,6 +94,7 @@ def test_state_goes_through_json():
     assert curriculum.fraction > 1 / 8
     assert curriculum.ema != curriculum.mark
     resumed.restore(json.loads(json.dumps(curriculum.state())))
+    assert resumed.state() == curriculum.state()
     for reward in (0.9, 1.0, 1.0, 1.0):
         step(curriculum, reward, reward)
         step(resumed, reward, reward)

@@ -28,6 +28,12 @@ def test_never_more_than_four_batches_ahead(under_way, ready, groups):
     assert build().refill(view_of(under_way, ready)) == groups
 
 
+def test_nothing_new_starts_in_a_full_pool():
+    assert build().refill(view_of(kv_used=0.899)) == 8
+    assert build().refill(view_of(kv_used=0.9)) == 0
+    assert build(watermark=1.0).refill(view_of(kv_used=0.9)) == 8
+
+
 def test_how_far_ahead_is_a_field():
     assert build(ahead=1).refill(view_of(under_way=3)) == 1
     assert build(ahead=1.4).refill(view_of(under_way=3)) == 2  # 5.6 groups: 5 are within

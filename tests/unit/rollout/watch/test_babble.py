@@ -14,15 +14,15 @@ LIMIT = 0.7 * math.log(1000)  # 4.835 nats
 
 
 def build(**fields):
-    return MECHANISMS.build({"name": "babble", "vocab": 1000, **fields}, "mechanisms.babble")
+    return MECHANISMS.build({"name": "babble", **fields}, "mechanisms.babble")
 
 
-def look(*stretches: tuple[int, float], **fields) -> Verdict | None:
+def look(*stretches: tuple[int, float], vocab: int = 1000, **fields) -> Verdict | None:
     """After so many tokens with such an entropy, in order."""
     member = make_group().members[0]
     for tokens, entropy in stretches:
         write(member, [1] * tokens, entropy=entropy)
-    return build(**fields).look(member, FakeView())
+    return build(**fields).look(member, FakeView(vocab=vocab))
 
 
 def test_mean_entropy_must_be_above_the_bound():
@@ -30,6 +30,7 @@ def test_mean_entropy_must_be_above_the_bound():
     assert look((256, LIMIT + 0.001)) == STOP
     assert look((128, 2 * LIMIT + 0.01), (128, 0.0)) == STOP
     assert look((128, 2 * LIMIT - 0.01), (128, 0.0)) is None
+    assert look((256, 0.0), share=0.0) is None  # above, not at
 
 
 def test_the_bound_follows_the_vocabulary_and_the_share():
@@ -54,12 +55,7 @@ def test_it_needs_entropies():
     assert build().needs_entropy
 
 
-def test_the_vocabulary_must_be_given():
-    with pytest.raises(ConfigError, match=r"mechanisms\.babble\.vocab is missing"):
-        MECHANISMS.build({"name": "babble"}, "mechanisms.babble")
-
-
-@pytest.mark.parametrize(("field", "value"), [("vocab", 1), ("window", 0), ("share", 1.1)])
+@pytest.mark.parametrize(("field", "value"), [("window", 0), ("share", 1.1)])
 def test_bad_fields_are_named(field, value):
     with pytest.raises(ConfigError, match=rf"mechanisms\.babble\.{field} = "):
         build(**{field: value})

@@ -38,6 +38,7 @@ def test_repeated_runs_must_be_above_their_bound(repeated, verdict):
     """125 runs of four: 37 are 0.296 of them, 38 are 0.304."""
     tokens = [7] * (repeated + 4)
     assert look(tokens + list(range(100, 100 + 128 - len(tokens))), 0.0) == verdict
+    assert look(list(range(128)), 0.0, share=0.0) is None  # above, not at
 
 
 def test_repetition_need_not_be_required():

@@ -32,6 +32,8 @@ def test_longer_than_its_history():
     assert look(142, [50, 50]) is None
     assert look(143, [50, 50]) == STOP
     assert look(142, [50, 50], stds=2.9) == STOP
+    assert look(100, [40, 40], past=(100, 100)) is None  # longer, not as long
+    assert look(101, [40, 40], past=(100, 100)) == STOP
 
 
 def test_half_of_the_group_has_finished():
@@ -39,6 +41,8 @@ def test_half_of_the_group_has_finished():
     assert look(500, [50, 50]) == STOP
     assert look(500, [50, 50], size=5) is None
     assert look(500, [50, 50, 50], size=5) == STOP
+    assert look(500, [50] * 17, size=35) is None
+    assert look(500, [50] * 18, size=35) == STOP
 
 
 def test_twice_the_mean_of_those_that_finished():

@@ -25,6 +25,7 @@ def after_new_text(ending: list[int], length: int = 256) -> list[int]:
 
 def test_new_text_is_no_loop():
     assert look(after_new_text([])) is None
+    assert look(after_new_text([]), share=0.0) is None  # above, not at
 
 
 def test_a_cycle_of_four_is_a_loop_and_of_three_is_not():

@@ -69,5 +69,6 @@ def test_bad_fields_are_named(field, value):
 
 
 def test_ids_are_not_negative():
+    assert look(wrote(([0] * 256, 1.0)), marker_ids=[0]) is None
     with pytest.raises(ConfigError, match=r"mechanisms\.recital\.marker_ids\.1 = -2"):
         build(marker_ids=[1, -2])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untail.rollout.watch.repetition import cycle_repeats, repeated_ngram_share
+from untail.rollout.watch.repetition import cycle_repeats, repeated_ngram_share, repeats_ngrams
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,9 @@ def test_repeated_runs_like_the_definition(tokens, n):
     runs = [tokens[at : at + n] for at in range(len(tokens) - n + 1)]
     repeated = sum(run in runs[:at] for at, run in enumerate(runs))
     assert repeated_ngram_share(tokens, n) == (repeated / len(runs) if runs else 0)
+
+
+@given(few_kinds | cyclic, st.integers(1, 5), st.floats(0, 1))
+def test_the_short_cut_says_the_same(tokens, n, share):
+    for bound in (share, repeated_ngram_share(tokens, n)):
+        assert repeats_ngrams(tokens, n, bound) == (repeated_ngram_share(tokens, n) > bound)

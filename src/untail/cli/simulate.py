@@ -1,0 +1,71 @@
+"""`untail simulate`: recipes in virtual time, on as many devices as you like."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from untail.backends.laws import LAWS
+from untail.cli.output import print_json, say
+from untail.config import Recipe, load_recipe
+from untail.errors import UserError
+
+LOOKS_PER_BUDGET = 32  # watchers look this often: virtual time is for schedules, and simulated text has no loops
+GROUPS_PER_DEVICE = 8
+
+
+def simulate(
+    devices: Annotated[int, typer.Option(min=1, help="Engines, one on each device.")] = 8,
+    recipes: Annotated[str, typer.Option(help="Comma-separated names or TOML files.")] = "grpo,ulorl,es-grpo,untail",
+    law: Annotated[str | None, typer.Option(help=f"How long responses are: {', '.join(LAWS)}.")] = None,
+    trace: Annotated[str | None, typer.Option(help="A run's folder or a .jsonl file instead of a law.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured, after the warm-up.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps before them.")] = 6,
+    update_s: Annotated[float, typer.Option(min=0, help="Seconds that an update takes.")] = 0.0,
+    imitates: Annotated[str, typer.Option(help="Whose segment boundaries are paid for: native or vllm.")] = "native",
+    seed: Annotated[int, typer.Option(help="Of the law and of the rollout.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one field of all; repeatable.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """The real controller and mechanisms against simulated engines; figures are those of the steady state."""
+    from untail.backends.sim import SimConfig
+    from untail.config import parse
+    from untail.simulate import Scene, simulate
+
+    if law is not None and trace is not None:
+        raise UserError("--law and --trace both say how long responses are; give one of them")
+    names = [name for name in recipes.split(",") if name]
+    loaded = [_load(name, devices, set_ or []) for name in names]
+    slots = -(-loaded[0].rollout.prompts * loaded[0].rollout.group // devices)
+    engine = parse(SimConfig, {"slots": slots, "imitates": imitates}, "the engine's")
+    scene = Scene(devices, trace or law or "lognormal", steps, warmup, update_s=update_s, engine=engine, seed=seed)
+    began, rows = time.perf_counter(), []
+    for name, recipe in zip(names, loaded, strict=True):
+        rows.append(simulate(name, recipe, scene))
+        rows[-1]["speedup"] = rows[0]["step_s"] / rows[-1]["step_s"]
+        say(f"{name}: {rows[-1]['step_s']:.1f} s a step")
+    wall = time.perf_counter() - began
+    _print_table(rows)
+    if json:
+        print_json({"rows": rows, "wall_s": wall, "devices": devices, "slots": slots * devices})
+
+
+def _load(name: str, devices: int, assignments: list[str]) -> Recipe:
+    """In the simulator a step is 8 x 8 trajectories a device of up to 32k tokens, unless --set says otherwise."""
+    rollout = {"prompts": GROUPS_PER_DEVICE * devices, "group": 8, "max_tokens": 32768}
+    recipe = load_recipe(name, {"rollout": rollout}, assignments)
+    looks = {"watch_every": max(1, recipe.rollout.max_tokens // LOOKS_PER_BUDGET)}
+    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=looks)})
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    table = Table("recipe", "speedup", "step s", "bubble", "tail", "tok/s", "staleness", box=None, pad_edge=False)
+    for row in rows:
+        figures = (row["speedup"], row["step_s"], row["slot_bubble"], row["tail_share"])
+        cells = (f"{figures[0]:.2f}", f"{figures[1]:.1f}", f"{figures[2]:.1%}", f"{figures[3]:.1%}")
+        table.add_row(row["recipe"], *cells, f"{row['tok_s']:.0f}", f"{row['staleness']:.2f}")
+    Console(stderr=True).print(table)

@@ -1,0 +1,209 @@
+"""A backend that does what a script says: for tests of what drives it.
+
+Every sequence gets a token every `latency` seconds by the event loop's time, whatever else runs; those that get one at
+the same time get it in the order of their names. Token number i of a response is i, counted from 1, and the last is 0:
+a token that was lost or made twice shows. Operations are checked as strictly as the protocol allows, and every call is
+written down.
+"""
+
+import asyncio
+import heapq
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from untail.backends.base import Capabilities, Load, LoopClock
+from untail.errors import RequestError, SequenceStateError
+from untail.types import Chunk, SequenceSpec
+
+
+@dataclass(frozen=True)
+class Script:
+    """What becomes of one trajectory if it may run to its end."""
+
+    length: int = 4  # response tokens, the last included
+    reward: float = 1.0
+    fails_at: int | None = None  # its engine raises after so many tokens
+    score_s: float = 0.0  # how long its scorer takes
+    score_fails: bool = False  # its scorer raises
+
+
+Scripts = Callable[[int, int], Script]
+"""By the number of the prompt (its first token) and of the member in its group."""
+
+
+def script_of(scripts: Scripts, tokens: tuple[int, ...], name: str) -> Script:
+    return scripts(tokens[0], int(name.rpartition("/")[2]))
+
+
+class Ticker:
+    """One timer for all sequences: between timers of the same time the event loop chooses as it likes."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, str, int, asyncio.Future[None]]] = []  # a heap
+        self._serials = count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def after(self, seconds: float, name: str) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        heapq.heappush(self._waiting, (loop.time() + seconds, name, next(self._serials), future))
+        self._set_timer()
+        return future
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_at(self._waiting[0][0], self._tick)
+
+    def _tick(self) -> None:
+        due = self._waiting[0][0]
+        while self._waiting and self._waiting[0][0] == due:
+            *_, future = heapq.heappop(self._waiting)
+            if not future.done():  # somebody interrupted it
+                future.set_result(None)
+        self._set_timer()
+
+
+@dataclass(eq=False)
+class Sequence:
+    spec: SequenceSpec
+    script: Script
+    made: int
+    budget: int
+    rests: bool = False  # at a boundary
+    order: str | None = None  # cut, abort or release
+    token: asyncio.Future[None] | None = None  # on its way
+    woken: asyncio.Event = field(default_factory=asyncio.Event)  # at a boundary
+
+
+class Scripted:
+    def __init__(self, scripts: Scripts, latency: float = 1.0, entropy: str = "exact", ticker: Ticker | None = None):
+        self.capabilities = Capabilities(entropy=entropy, fork="none", hidden=False, draft=False)
+        self.clock = LoopClock()
+        self.scripts = scripts
+        self.latency = latency
+        self.ticker = ticker or Ticker()
+        self.version = 0
+        self.kv_used = 0.0
+        self.computed = self.sampled = 0
+        self.calls: list[tuple[Any, ...]] = []
+        self.alive: dict[str, Sequence] = {}
+        self.most = 0  # that ran at once
+
+    def called(self, kind: str) -> list[Any]:
+        """The first argument of every call of this kind."""
+        return [call[1] for call in self.calls if call[0] == kind]
+
+    @property
+    def running(self) -> int:
+        return sum(not sequence.rests for sequence in self.alive.values())
+
+    async def generate(self, spec: SequenceSpec) -> AsyncGenerator[Chunk, None]:
+        self.calls.append(("generate", spec))
+        if spec.id in self.alive:
+            raise RequestError(f"sequence {spec.id!r} exists already")
+        if spec.budget < 1 or spec.chunk < 1 or not 0 <= spec.done < len(spec.tokens):
+            raise RequestError(f"{spec} cannot be served")
+        sequence = Sequence(spec, script_of(self.scripts, spec.tokens, spec.id), spec.done, spec.budget)
+        self.alive[spec.id] = sequence
+        self.computed += len(spec.tokens)
+        self.most = max(self.most, self.running)
+        try:
+            while True:
+                chunk = await self._chunk(sequence)
+                sequence.rests = chunk.end == "boundary"
+                yield chunk
+                if chunk.end in ("stop", "abort"):
+                    return
+                while sequence.rests and sequence.order is None:
+                    sequence.woken.clear()
+                    await sequence.woken.wait()
+                if sequence.order == "release":
+                    return
+        finally:
+            del self.alive[spec.id]
+
+    async def extend(self, name: str, budget: int) -> None:
+        self.calls.append(("extend", name, budget))
+        if budget < 1:
+            raise RequestError(f"{name!r} cannot go on for {budget} tokens")
+        sequence = self._at_boundary(name)
+        sequence.rests, sequence.budget = False, budget
+        self.most = max(self.most, self.running)
+        sequence.woken.set()
+
+    async def release(self, name: str) -> None:
+        self.calls.append(("release", name))
+        self._order(self._at_boundary(name), "release")
+
+    async def cut(self, names: list[str]) -> None:
+        self.calls.append(("cut", list(names)))
+        for name in names:
+            if name in self.alive and not self.alive[name].rests:
+                self._order(self.alive[name], "cut")
+
+    async def abort(self, names: list[str]) -> None:
+        self.calls.append(("abort", list(names)))
+        for name in names:
+            if name in self.alive:
+                self._order(self.alive[name], "abort")
+
+    def load(self) -> Load:
+        return Load(self.kv_used, float(self.sampled), self.computed, self.sampled, 0, 0)
+
+    def step_seconds(self, batch: int) -> float:
+        return self.latency
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        self.calls.append(("load_weights", version))
+        assert version > self.version
+        self.version = version
+
+    async def close(self) -> None:
+        self.calls.append(("close", None))
+
+    async def _chunk(self, sequence: Sequence) -> Chunk:
+        chunk = Chunk()
+        while chunk.end is None and len(chunk.tokens) < sequence.spec.chunk:
+            if sequence.script.fails_at is not None and sequence.made >= sequence.script.fails_at:
+                self.sampled -= len(chunk.tokens)  # nobody will see them
+                raise MemoryError(f"no room for {sequence.spec.id}")
+            if sequence.order is None:
+                sequence.token = self.ticker.after(self.latency, sequence.spec.id)
+                await sequence.token
+            if sequence.order is None:
+                self._sample(sequence, chunk)
+            else:
+                chunk.end = "boundary" if sequence.order == "cut" else "abort"
+                sequence.order = None
+        return chunk
+
+    def _sample(self, sequence: Sequence, chunk: Chunk) -> None:
+        sequence.made += 1
+        sequence.budget -= 1
+        self.sampled += 1
+        self.computed += 1
+        is_last = sequence.made >= sequence.script.length
+        chunk.tokens.append(0 if is_last else sequence.made)
+        chunk.policy_logprob.append(-0.5)
+        chunk.behaviour_logprob.append(-0.5)
+        chunk.entropy.append(0.5)
+        chunk.p_eos.append(1.0 if is_last else 0.0)
+        chunk.version.append(self.version)
+        chunk.mixed_kv.append(False)
+        chunk.end = "stop" if is_last else "boundary" if sequence.budget == 0 else None
+
+    def _at_boundary(self, name: str) -> Sequence:
+        if name not in self.alive or not self.alive[name].rests:
+            raise SequenceStateError(f"sequence {name!r} is unknown or not at a boundary")
+        return self.alive[name]
+
+    def _order(self, sequence: Sequence, order: str) -> None:
+        if sequence.order != "abort":
+            sequence.order = order
+        if sequence.token is not None and not sequence.token.done():
+            sequence.token.set_result(None)
+        sequence.woken.set()

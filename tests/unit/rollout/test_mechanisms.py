@@ -1,0 +1,270 @@
+"""A recipe's mechanisms: what is refused, and how several answers become one."""
+
+import math
+from itertools import islice
+
+import pytest
+from tests.helpers.rig import make_mechanisms
+from tests.helpers.rollout import FakeView, make_group, make_plan, make_prompt, whole, write
+from tests.helpers.tiny import closes, keeps, prunes, refills, routes, shapes, stops, strides
+
+from untail.backends.base import Capabilities
+from untail.config import RolloutConfig, load_recipe, recipe_names
+from untail.errors import ConfigError
+from untail.rollout.live import Route
+from untail.rollout.mechanisms import Mechanisms
+from untail.rollout.points import Admit, Lane, Mechanism, Move, Place, Strider, Verdict
+
+CONFIG = RolloutConfig(max_tokens=8192)
+
+
+def made(*classes, **tables) -> Mechanisms:
+    """Those of the tables, then these, each under its number."""
+    return make_mechanisms(tables, CONFIG, **{f"m{number}": cls for number, cls in enumerate(classes)})
+
+
+def member(tokens: int = 0, budget: int = 100):
+    one = make_group(make_plan(size=2, budget=budget)).members[0]
+    return write(one, [1] * tokens)
+
+
+# ---- what a recipe may ask for -----------------------------------------------------------------------------------
+
+
+def test_they_are_asked_in_the_order_of_the_recipe():
+    assert list(made(defer={}, fixed={}, loop={}).by_name) == ["defer", "fixed", "loop"]
+
+
+def test_false_leaves_one_out():
+    mechanisms = made(fixed={}, defer=False)
+    assert list(mechanisms.by_name) == ["fixed"]
+    assert not mechanisms.finishes
+    assert mechanisms.rest == "close"
+
+
+def test_an_unknown_one_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown mechanism 'tail_bach'; did you mean 'tail_batch'\?"):
+        made(tail_bach={})
+
+
+def test_an_unknown_field_is_refused_with_its_place():
+    with pytest.raises(ConfigError, match=r"mechanisms.fixed.*segmnts.*segments"):
+        made(fixed={"segmnts": 3})
+
+
+def test_two_that_set_strides_contradict_each_other():
+    sentence = r"mechanisms.fixed and mechanisms.remainder contradict each other: each sets strides"
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        made(loop={}, fixed={}, remainder={})
+    assert "--set mechanisms.remainder=false" in str(caught.value)
+    made(fixed={}, remainder=False)
+
+
+def test_two_that_rank_prompts_contradict_each_other():
+    with pytest.raises(ConfigError, match=r"mechanisms.vade and mechanisms.utility contradict.*each ranks prompts"):
+        made(vade={}, utility={})
+    made(vade={}, order={}, tiers={})  # these shape plans, and that goes one after another
+
+
+def test_a_length_over_the_budget_is_refused():
+    config = RolloutConfig(max_tokens=16384)
+    with pytest.raises(ConfigError, match=r"mechanisms.pyramid.first = 20000 is longer than the longest response"):
+        Mechanisms({"pyramid": {"first": 20000}}, config)
+    with pytest.raises(ConfigError, match=r"mechanisms.fixed.segments = 99 .* rollout.max_tokens = 50"):
+        Mechanisms({"fixed": {"segments": 99}}, RolloutConfig(max_tokens=50))
+
+
+def test_a_rate_of_one_is_refused():
+    with pytest.raises(ConfigError, match=r"mechanisms.oversample.rate = 1.0"):
+        made(oversample={"rate": 1.0})
+
+
+def test_entropy_must_be_given_by_the_backend():
+    can = lambda entropy: Capabilities(entropy=entropy, fork="none", hidden=False, draft=False)
+    mechanisms = made(fixed={}, collapse={})
+    mechanisms.check(can("exact"), "native")
+    mechanisms.check(can("topk"), "other")
+    with pytest.raises(ConfigError, match=r"mechanisms.collapse needs the entropy.*'other'.*collapse=false"):
+        mechanisms.check(can("none"), "other")
+    made(fixed={}, loop={}).check(can("none"), "other")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_that_ships_can_be_built(name):
+    recipe = load_recipe(name, {}, [])
+    mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
+    assert list(mechanisms.by_name) == list(recipe.mechanisms)
+
+
+# ---- several answers ---------------------------------------------------------------------------------------------
+
+
+def test_with_none_it_is_plain_grpo():
+    mechanisms, view, one = made(), FakeView(wanted=4, ready=[whole(make_prompt(), [1.0])]), member(budget=80)
+    assert [prompt.tokens[0] for prompt in islice(mechanisms.rank(view), 2)] == [0, 1]
+    plan = make_plan()
+    assert mechanisms.shape(plan, view) is plan
+    assert mechanisms.route(one, view) == Route()
+    assert mechanisms.place(one, [2, 0], view) == 2
+    assert (mechanisms.stride(one, view).tokens, mechanisms.stride(one, view).in_place) == (80, False)
+    assert mechanisms.look(one, view, True, set()) is None
+    assert mechanisms.decide(one.group, view) == {}
+    assert (mechanisms.starts(view), mechanisms.closes_at(view), mechanisms.rest) == (3, math.inf, "close")
+    assert mechanisms.keeps(view.ready[0], view)
+    assert (mechanisms.moves(view), mechanisms.refills, mechanisms.looks) == ([], False, False)
+
+
+def test_the_first_ranking_holds():
+    class None_(Mechanism, Admit):
+        def rank(self, view):
+            return None
+
+    class Last(Mechanism, Admit):
+        def rank(self, view):
+            return iter(view.prompts[-1:])
+
+    mechanisms, view = made(Last), FakeView()
+    assert [prompt.tokens[0] for prompt in mechanisms.rank(view)] == [15]
+    assert [prompt.tokens[0] for prompt in islice(made(None_).rank(view), 1)] == [0]
+
+
+def test_plans_are_shaped_in_turn_until_one_refuses():
+    class Doubles(Mechanism, Admit):
+        def shape(self, plan, view):
+            plan.budget *= 2
+            return plan
+
+    class Refuses(Mechanism, Admit):
+        def shape(self, plan, view):
+            return None
+
+    assert made(shapes(budget=10), Doubles).shape(make_plan(), FakeView()).budget == 20
+    assert made(Refuses, shapes(budget=10)).shape(make_plan(), FakeView()) is None
+
+
+def test_the_first_route_and_the_first_place_hold():
+    mechanisms = made(routes(lambda one: None), routes(lambda one: Route("a")), routes(lambda one: Route("b")))
+    assert mechanisms.route(member(), FakeView()).lane == "a"
+
+    class Nowhere(Mechanism, Place):
+        pass
+
+    class Last(Mechanism, Place):
+        every = 7.0
+
+        def place(self, one, free, view):
+            return free[-1]
+
+        def moves(self, view):
+            return [Move(member(), 3)]
+
+    mechanisms = made(Nowhere, Last, Last)
+    assert mechanisms.place(member(), [4, 2, 1], FakeView()) == 1
+    assert [move.engine for move in mechanisms.moves(FakeView())] == [3, 3]
+    assert mechanisms.looks
+
+
+def test_the_largest_refill_holds_and_there_is_none_without_an_answer():
+    assert made(refills(2), refills(5)).refill(FakeView()) == 5
+
+    class Silent(Mechanism, Lane):
+        pass
+
+    assert not made(Silent).refills
+    assert made(Silent, refills(0)).refills
+    assert made(Silent, refills(0)).refill(FakeView()) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "route", "tokens"),
+    [
+        (30, Route(), 30),
+        (300, Route(), 90),  # what is left
+        (0, Route(), 1),
+        (30, Route(scale=0.5), 15),
+        (1, Route(scale=0.1), 1),
+        (30, Route(stride=50), 50),
+        (30, Route(stride=500, scale=0.5), 90),
+    ],
+)
+def test_a_stride_is_within_what_is_left(asked, route, tokens):
+    one = member(tokens=10, budget=100)
+    one.route = route
+    stride = made(strides(asked, in_place=True)).stride(one, FakeView())
+    assert stride.tokens == tokens
+    assert stride.in_place is (route.stride is None)
+
+
+def test_a_strider_without_an_answer_leaves_what_is_left():
+    class Silent(Mechanism, Strider):
+        def stride(self, one, view):
+            return None
+
+    assert made(Silent).stride(member(tokens=10, budget=100), FakeView()).tokens == 90
+
+
+def test_the_first_verdict_that_counts_holds():
+    first, second = stops(1, reason="first"), stops(1, reason="second")
+    look = made(first, second).look
+    assert look(member(5), FakeView(), True, set()).reason == "first"
+    assert look(member(5), FakeView(), True, {"first"}).reason == "second"
+    assert look(member(5), FakeView(), True, {"first", "second"}) is None
+    assert look(member(5), FakeView(), False, set()) is None
+    assert look(member(0), FakeView(), True, set()) is None
+    cut = made(first, stops(1, act="cut", reason="cut")).look
+    assert cut(member(5), FakeView(), False, set()) == Verdict("cut", "cut")
+
+
+def test_the_first_verdict_on_each_member_of_a_group_holds():
+    mechanisms = made(prunes(lambda p, m: m == 0, reason="first"), prunes(lambda p, m: True, reason="second"))
+    group = make_group(make_plan(size=2))
+    assert {name: v.reason for name, v in mechanisms.decide(group, FakeView()).items()} == {
+        "g1/0": "first",
+        "g1/1": "second",
+    }
+
+
+def test_the_most_are_started_and_the_earliest_closes():
+    mechanisms = made(closes(9, groups=5), closes(3, groups=7), closes(groups=6))
+    view = FakeView(began=1.0)
+    assert (mechanisms.starts(view), mechanisms.closes_at(view)) == (7, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("rests", "rest"),
+    [
+        ([], "close"),
+        (["close"], "close"),
+        (["close", "cancel"], "cancel"),
+        (["cancel", "defer"], "defer"),
+        (["defer", "close"], "defer"),
+    ],
+)
+def test_whoever_keeps_more_says_what_becomes_of_the_rest(rests, rest):
+    assert made(*(closes(what=what) for what in rests)).rest == rest
+
+
+def test_all_must_want_to_keep_a_group():
+    yes, no, group = keeps(lambda group: True), keeps(lambda group: False), whole(make_prompt(), [1.0])
+    assert made(yes, yes).keeps(group, FakeView())
+    assert not made(yes, no).keeps(group, FakeView())
+
+
+def test_state_goes_by_name():
+    class Counts(Mechanism):
+        count = 0
+
+        def after_step(self, batch, view):
+            self.count += len(batch)
+
+        def state(self):
+            return {"count": self.count}
+
+        def restore(self, state):
+            self.count = state["count"]
+
+    mechanisms, fresh = made(Counts, closes()), made(Counts, closes())
+    mechanisms.after_step([whole(make_prompt(), [1.0])] * 3, FakeView())
+    assert mechanisms.state() == {"m0": {"count": 3}, "m1": {}}
+    fresh.restore(mechanisms.state())
+    assert fresh.by_name["m0"].count == 3

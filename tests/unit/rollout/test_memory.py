@@ -1,0 +1,134 @@
+"""A rollout that was saved, written as JSON and restored goes on exactly as one that was not interrupted."""
+
+import json
+import random
+
+import pytest
+from tests.helpers.rig import Rig, Step
+from tests.helpers.scripted import Script
+from tests.helpers.tiny import closes, routes, stops
+
+from untail.backends.virtual_loop import run_virtual
+from untail.rollout import memory
+from untail.rollout.live import Route, State
+from untail.rollout.points import Mechanism, Move, Place
+
+ALL = 7  # steps
+BREAKS = (2, 3, 5)  # after which steps it is broken off
+
+
+def scripts(prompt: int, member: int) -> Script:
+    rng = random.Random(f"{prompt} {member}")
+    return Script(rng.choice((3, 5, 8, 13, 40)), reward=float(rng.random() < 0.5))
+
+
+class Swaps(Mechanism, Place):
+    """Now and then the longest changes its engine."""
+
+    every = 4.0
+
+    def moves(self, view):
+        running = [m for group in view.groups for m in group.members if m.state is State.RUNNING and m.length > 3]
+        return [Move(m, 1 - m.engine) for m in sorted(running, key=lambda m: (-m.length, m.id))[:1]]
+
+
+LANES = routes(lambda member: Route("first" if member.is_new else "later", share=0.75, scale=0.5))
+STOPS = stops(6, who=lambda prompt, member: (prompt + member) % 3 == 0)
+SETTINGS = {
+    "grpo": ([], {}, {}),
+    "ulorl": ([], {"fixed": {"segments": 5}, "defer": {}}, {}),
+    "april": ([], {"oversample": {"rate": 0.4, "rest": "defer"}}, {}),
+    "rollpacker": ([], {"tail_batch": {}}, {"prompts": 4, "audit": 0.5}),
+    "deadline": ([], {"deadline": {"share": 0.5}}, {"audit": 1.0}),
+    "elastic": ([LANES, STOPS], {"remainder": {}, "compaction": {}, "defer": {}}, {"slots": 6}),
+    "audit": ([STOPS], {"fixed": {"segments": 10}, "defer": {}}, {"audit": 1.0, "slots": 6}),
+    "audit off": ([STOPS], {"fixed": {}, "defer": {}}, {"audit": 1.0, "max_false_kills": 0.1}),
+    "unfinished": ([STOPS], {"unfinished": {}, "compaction": {}, "defer": {}}, {"audit": 1.0, "slots": 6}),
+    "two engines": ([Swaps], {"order": {}, "fixed": {"segments": 5}, "defer": {}}, {"engines": 2, "slots": 3}),
+    "surplus": ([closes(20, "defer", groups=6)], {}, {}),
+}
+
+
+def make(setting: str, history=None) -> Rig:
+    made_here, tables, config = SETTINGS[setting]
+    common = {"prompts": 2, "group": 3, "max_tokens": 50, "watch_every": 2, "patience": 1, "max_false_kills": 1.0}
+    return Rig(scripts, tables, *made_here, history=history, **(common | config))
+
+
+def events_of(step: Step) -> list[dict]:
+    """With times from the step's begin; what an engine computed once more and memory are no part of the promise."""
+    began = step.one("step")["t"]
+    rows = [{key: value for key, value in e.items() if key not in ("computed", "peak_mem")} for e in step.events]
+    return [row | {"t": row["t"] - began} for row in rows]
+
+
+async def take(rig: Rig, steps: int) -> list[Step]:
+    return [await rig.roll_out() for _ in range(steps)]
+
+
+def broken_off(setting: str, after: int) -> tuple[Rig, list[Step], dict]:
+    """A rollout that was let go after so many steps, and what was saved of it."""
+
+    async def run():
+        rig = make(setting)
+        steps = await take(rig, after)
+        state = rig.saved()
+        await rig.close()
+        return rig, steps, state
+
+    return run_virtual(run())
+
+
+@pytest.mark.parametrize("after", BREAKS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_events_are_those_of_a_run_that_was_not_interrupted(setting, after):
+    expected = make(setting).run(ALL)
+    old, actual, state = broken_off(setting, after)
+    new = make(setting, old.history)  # another controller, on engines that know nothing
+    new.restore(state, after, old.labels)
+    actual += new.run(ALL - after)
+    for one, other in zip(expected, actual, strict=True):
+        assert events_of(other) == events_of(one)
+        assert other.batch == one.batch
+
+
+def test_the_settings_leave_something_to_save():
+    """Otherwise the test above would show nothing."""
+    saved = {setting: [broken_off(setting, after)[2] for after in BREAKS] for setting in SETTINGS}
+    has = lambda key: {setting for setting, states in saved.items() if any(state[key] for state in states)}
+    assert {"ulorl", "april", "elastic", "audit", "unfinished", "two engines"} <= has("live") & has("resting")
+    assert {"april", "surplus"} <= has("ready")
+    assert {"rollpacker", "audit", "unfinished", "deadline"} <= has("ghosts")
+    assert {"elastic"} <= has("queue")
+    assert any(state["audit"]["off"] for state in saved["audit off"])
+    assert any(state["mechanisms"]["tail_batch"]["left_over"] for state in saved["rollpacker"])
+    is_live = lambda state, ghost: ghost["group"]["id"] in {group["id"] for group in state["live"]}
+    states = [state for setting in saved for state in saved[setting]]
+    assert {is_live(state, ghost) for state in states for ghost in state["ghosts"]} == {True, False}
+    moved = [m for state in saved["two engines"] for group in state["live"] for m in group["members"]]
+    assert {member["engine"] for member in moved} >= {0, 1}
+    lanes = {m["route"]["lane"] for state in saved["elastic"] for group in state["live"] for m in group["members"]}
+    assert lanes >= {"first", "later"}
+
+
+def test_what_was_saved_stays_as_it_was():
+    async def run():
+        rig = make("april")
+        await take(rig, 2)
+        saved = memory.save(rig.stage)
+        then = json.dumps(saved)
+        await take(rig, 2)
+        await rig.close()
+        return saved, then
+
+    saved, then = run_virtual(run())
+    assert json.dumps(saved) == then
+
+
+@pytest.mark.parametrize("setting", ["elastic", "unfinished", "two engines", "rollpacker"])
+def test_what_is_restored_would_be_saved_alike(setting):
+    for after in BREAKS:
+        old, _, state = broken_off(setting, after)
+        new = make(setting, old.history)
+        new.restore(state, after, old.labels)
+        assert new.saved() == state
