@@ -94,6 +94,7 @@ def test_killed_and_resumed_it_is_the_same_run(whole, tmp_path):
     assert_same_run(tmp_path / "killed", folder)
 
 
+@pytest.mark.parametrize("whole", ["untail", pytest.param("es-grpo", marks=pytest.mark.slow)], indirect=True)
 def test_interrupted_and_resumed_it_is_the_same_run(whole, tmp_path):
     """What it carried over is saved as it was before the step that was interrupted."""
     name, folder = whole

@@ -204,9 +204,17 @@ class Rig:
         assert self.stage.fleet.slots.free == self.stage.fleet.slots.total
         assert not self.stage.busy
         assert all(backend.running == 0 for backend in self.backends)
+        self._check_that_nobody_is_lost()
         _check_slots(step.events, self.slots)
         for trajectory in step.trained.values():
             _check_tokens(trajectory)
+
+    def _check_that_nobody_is_lost(self) -> None:
+        stage = self.stage
+        waits = [*stage.queue, *stage.resting]
+        unfinished = [member for group in stage.pool.live.values() for member in group.open]
+        assert {id(member) for member in waits} == {id(m) for m in [*unfinished, *stage.pool.ghosts.values()]}
+        assert {member.id for member in waits} == set(stage.members)
 
 
 def _check_slots(events: list[Event], slots: int) -> None:

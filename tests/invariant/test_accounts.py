@@ -3,9 +3,9 @@
 from contextlib import aclosing
 
 import pytest
+
 from tests.helpers.native import native_controller
 from tests.helpers.steps import Steps, Tail, simulate_steps, small_recipe, take_steps
-
 from untail.backends.sim import SimBackend
 from untail.config import recipe_names
 from untail.observe.accounts import CAME, WENT, run_accounts
@@ -131,7 +131,7 @@ def test_a_round_in_which_nobody_ends_and_one_fails_goes_on(seed):
 
 @pytest.mark.parametrize("name", recipe_names())
 async def test_three_steps_on_the_engine(name):
-    recipe = small_recipe(name, **AUDITS, max_tokens=64, patience=8, watch_every=8)
+    recipe = small_recipe(name, **AUDITS, prompts=3, max_tokens=48, patience=8, watch_every=8)
     async with native_controller(recipe, [Doubter(None)]) as controller:
         (backend,) = controller.stage.fleet.backends
 

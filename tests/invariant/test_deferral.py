@@ -5,10 +5,10 @@ from statistics import fmean, median
 
 import pytest
 import torch
+
 from tests.helpers.native import native_controller, tiny_copy
 from tests.helpers.steps import Steps, small_recipe, take_steps
 from tests.unit.learn.helpers import plain_logprobs
-
 from untail.types import Trajectory
 
 STEPS = 5
@@ -54,7 +54,7 @@ def replay(trajectories: list[Trajectory], versions: list[dict[str, torch.Tensor
     return apart
 
 
-@pytest.mark.parametrize("name", ["es-grpo", "ulorl", "untail"])
+@pytest.mark.parametrize("name", ["es-grpo", "untail"])
 async def test_versions_and_log_probs_against_a_replay(name):
     taken, versions = await train_by_noise(name, seed=1)
     trajectories = [t for _, t in taken.trained]

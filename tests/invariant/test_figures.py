@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 from tests.helpers.equality import reference_logits
 from tests.helpers.running import finish, spec
-
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
 from untail.types import SamplingParams

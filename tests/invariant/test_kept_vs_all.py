@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import pytest
-from tests.helpers.steps import Steps, assert_close, simulate_steps, small_recipe, standard_error
 
+from tests.helpers.steps import Steps, assert_close, simulate_steps, small_recipe, standard_error
 from untail.backends.laws import ENTROPY, Draw, LogNormal, reward_of, sim_prompts
 from untail.backends.sim import SimBackend, SimConfig
 from untail.backends.virtual_loop import run_virtual
@@ -77,7 +77,7 @@ def test_the_estimate_of_all_is_unbiased(name):
     """Also where answers are with their scorer when their group no longer needs them: those need no audit."""
     apart: list[tuple[float, float]] = []
     for seed in range(8):
-        taken = run(name, seed, steps=20, score_s=0.1)
+        taken = run(name, seed, steps=15, score_s=0.1)
         figures, (length, reward) = taken.fates.kept_vs_all(), truth_of(taken, seed)
         apart.append((figures["all_len"] - length, figures["all_reward"] - reward))
     for errors in zip(*apart, strict=True):

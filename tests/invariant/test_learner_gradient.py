@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 from tests.helpers.models import FAMILIES, random_decoder
 from tests.unit.learn.helpers import assert_close, gradient, gradient_of_update, plain_loss, uneven_batch
-
 from untail.config import LearnConfig
 from untail.learn.trainer import Trainer
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+
 from tests.helpers.models import FAMILIES, random_decoder, transformers_twin
 from tests.helpers.running import finish, spec
 from tests.unit.learn.helpers import plain_logprobs, uneven_batch
-
 from untail.config import EngineConfig, LearnConfig
 from untail.engine.engine import Engine
 from untail.learn.pack import pack

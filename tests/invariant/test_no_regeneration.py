@@ -4,9 +4,9 @@ tokens and, as far as the pool has room, its keys and values. The engine's own c
 from collections import defaultdict
 
 import pytest
+
 from tests.helpers.native import arithmetic, native_controller
 from tests.helpers.steps import Steps, small_recipe, take_steps
-
 from untail.engine.scheduler import Counts
 from untail.history.stats import Record
 from untail.history.store import History
@@ -144,7 +144,7 @@ class Mover(Mechanism, Place):
         return moves
 
 
-@pytest.mark.parametrize("name", ["es-grpo", "grpo", "oversample"])
+@pytest.mark.parametrize("name", ["es-grpo", "oversample"])
 async def test_moves(name):
     """The target computes the whole prefix; nobody samples it again."""
     recipe = small_recipe(name, **SMALL)

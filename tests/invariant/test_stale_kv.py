@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+
 from tests.helpers.equality import assert_same, reference_logits
 from tests.helpers.models import random_decoder
 from tests.helpers.running import finish, spec
-
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
 from untail.engine.models.names import split_out

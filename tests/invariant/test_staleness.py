@@ -2,8 +2,8 @@
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.helpers.steps import Tail, simulate_steps, small_recipe
 
+from tests.helpers.steps import Tail, simulate_steps, small_recipe
 from untail.types import Group
 
 RECIPES = ("april", "es-grpo", "ulorl", "untail")
@@ -30,7 +30,7 @@ laws = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(RECIPES),
     law=laws,
@@ -60,4 +60,4 @@ def test_the_bound_is_reached():
     """Otherwise the tests above would say nothing."""
     for bound in (1, 2):
         recipe = small_recipe("untail", max_staleness=bound)
-        assert check_bound(simulate_steps(recipe, Tail(0)).batches, bound) == bound
+        assert check_bound(simulate_steps(recipe, Tail(0), 12).batches, bound) == bound

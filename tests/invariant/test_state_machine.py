@@ -10,9 +10,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from tests.helpers.models import FAMILIES
 from tests.helpers.running import spec
-
 from untail.config import EngineConfig
 from untail.engine.blocks import BLOCK
 from untail.engine.engine import Engine

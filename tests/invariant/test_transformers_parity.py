@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+
 from tests.helpers.equality import assert_same
 from tests.helpers.models import random_decoder, transformers_twin
 from tests.helpers.running import finish, spec
-
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
 from untail.engine.models.load import load_decoder

@@ -7,9 +7,9 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+
 from tests.helpers.equality import assert_same
 from tests.helpers.running import GREEDY, finish, join, spec
-
 from untail.backends.native import NativeBackend
 from untail.config import EngineConfig
 from untail.engine.engine import Engine

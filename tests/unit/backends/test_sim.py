@@ -101,7 +101,7 @@ async def test_two_lengths_share_the_engine_until_the_first_ends():
     assert short[1] == pytest.approx(3 * tau(2))
     assert long[1] == pytest.approx(3 * tau(2) + 7 * tau(1))
     assert (short[0].end, long[0].end) == ("stop", "stop")
-    assert short[0].tokens == [1, 1, 0]
+    assert short[0].tokens == [1, 2, 0]
     assert backend.load().busy_s == pytest.approx(long[1])
     assert backend.load().sampled == backend.load().computed == 13
 
@@ -247,7 +247,7 @@ async def test_a_boundary_waits_for_extend_and_costs_its_share():
             await asyncio.sleep(3.0)
             resting += 3.0 + BOUNDARY
             await backend.extend("x", 10)
-    assert whole.tokens == [1] * 24 + [0]
+    assert whole.tokens == [*range(1, 25), 0]
     assert now() == pytest.approx(25 * tau(1) + resting)
     assert resting == pytest.approx(6.0 + 2 * BOUNDARY)
     assert backend.load().busy_s == pytest.approx(25 * tau(1) + 2 * BOUNDARY)
@@ -275,7 +275,7 @@ async def test_cut_yields_what_there_is():
     await asyncio.sleep(3 * tau(2) + 0.5)
     await backend.cut(["a", "gone", "a"])
     chunk, at = await a
-    assert (chunk.tokens, chunk.end, at) == ([1, 1, 1], "boundary", pytest.approx(3 * tau(2) + 0.5))
+    assert (chunk.tokens, chunk.end, at) == ([1, 2, 3], "boundary", pytest.approx(3 * tau(2) + 0.5))
     assert (await b)[1] == pytest.approx(4 * tau(2) + 2 * tau(1))
 
 

@@ -366,6 +366,23 @@ def test_a_deadline_closes_while_nothing_else_happens():
     assert step.who("cancel") == ["0/4"]
 
 
+def test_whoever_is_stopped_counts_for_the_deadline():
+    """Four of five are stopped after 2 seconds."""
+    rig = Rig(
+        *(lengths((9, 9, 9, 9, 50)), {"deadline": {}}, stops(2, who=lambda p, m: m < 4)),
+        **{"prompts": 1, "group": 5, "watch_every": 1, "patience": 1},
+    )
+    assert rig.step().seconds == 3
+
+
+def test_what_waits_for_a_slot_when_the_step_closes_goes_on_in_the_next():
+    """At second 6 the members of group 1 come to a boundary, and before anybody gets the slots the step closes."""
+    rig = Rig(lengths((2, 2), (9, 9)), {}, strides(2), refills(), closes(6, "defer", groups=2), prompts=1, slots=4)
+    one, two = rig.run(2)
+    assert [event["e"] for name in ("1/0", "1/1") for event in one.of(name)[-1:]] == ["segment", "segment"]
+    assert [(two.label(event["id"]), event["tokens"]) for event in two.all("resume")[:2]] == [("1/0", 6), ("1/1", 6)]
+
+
 def test_a_dropped_group_is_made_up_for_in_another_round():
     rig = Rig(lengths(), {}, keeps(lambda group: group.prompt.tokens[0] > 2))
     step = rig.step()
@@ -424,22 +441,20 @@ def test_without_deferral_a_bound_of_zero_holds_nothing_up():
 
 
 def test_overdue_groups_go_first():
-    """One slot: group 0, overdue, is served before group 1, which was admitted before it and is unfinished too."""
+    """Group 0 was admitted before group 1, but begun after it: in step 3 group 1 is overdue, and goes first."""
 
     class Backwards(shapes()):
         def shape(self, plan, view):
             plan.priority = float(plan.prompt.tokens[0])
             return plan
 
-    rig = Rig(
-        lengths((9, 9), (9, 9), default=2), {}, Backwards, closes(5, "defer", groups=3), prompts=1, slots=2,
-        max_staleness=1,
-    )  # fmt: skip
-    one, two = rig.run(2)
-    # Group 2 goes first and fills the slots for 2 s; group 1 has 3 s; group 0 has no token and is not overdue.
-    assert one.groups("train") == ["2"]
-    assert set(two.who("resume")) == {"1/0", "1/1"}
-    assert two.events.index(two.all("resume")[0]) < two.events.index(two.all("start")[0])
+    scripts = lengths((40, 40), (40, 40), default=2)
+    config = {"prompts": 1, "slots": 2, "max_staleness": 2}
+    rig = Rig(scripts, {}, Backwards, strides(2), closes(6, "defer", groups=4), **config)
+    one, two, three = rig.run(3)
+    assert one.who("start") == ["3/0", "3/1", "2/0", "2/1", "1/0", "1/1"]
+    assert two.who("start", "resume") == ["1/0", "1/1", "4/0", "4/1", "0/0", "0/1"]
+    assert three.who("resume")[:4] == ["1/0", "1/1", "0/0", "0/1"]
 
 
 # ---- failures ----------------------------------------------------------------------------------------------------

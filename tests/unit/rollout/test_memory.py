@@ -132,3 +132,14 @@ def test_what_is_restored_would_be_saved_alike(setting):
         new = make(setting, old.history)
         new.restore(state, after, old.labels)
         assert new.saved() == state
+
+
+def test_one_on_its_way_to_another_engine_arrives_there():
+    old, _, _ = broken_off("two engines", 2)
+    member = old.stage.resting[0]
+    member.goes_to, member.engine = 1 - member.engine, None
+    new = make("two engines", old.history)
+    new.restore(old.saved(), 2, old.labels)
+    (step,) = new.run(1)
+    (first, *_) = [event for event in step.all("resume") if event["id"] == member.id]
+    assert first["engine"] == member.goes_to
