@@ -11,6 +11,7 @@ from typing import Any
 from untail.observe.interval import wilson
 from untail.types import stream_key
 
+ENOUGH = 5  # audited trajectories: a single unlucky one must not end a watcher for good
 CANCELLED = "cancelled"
 """The reason of those that a step did not wait for: they are audited for their length and reward, never blamed."""
 
@@ -44,7 +45,8 @@ class Audit:
         verdicts = self._verdicts.setdefault(reason, Verdicts())
         verdicts.audited += 1
         verdicts.rewarded += rewarded
-        if reason != CANCELLED and verdicts.low > self.max_false_kills:
+        is_sure = verdicts.audited >= ENOUGH and verdicts.low > self.max_false_kills
+        if reason != CANCELLED and is_sure:
             self.off.add(reason)
         return verdicts
 

@@ -578,7 +578,7 @@ async def test_after_close_nothing_hangs():
     ("more", "problem"),
     [
         ({"budget": 0}, "budget = 0 must be at least 1"),
-        ({"budget": 10**7}, "may grow to 10000001 tokens, but the KV pool holds 1000000"),
+        ({"budget": 10**7}, "may grow to 10000001 tokens, but the KV pool holds 2000000"),
         ({"chunk": 0}, "chunk = 0 must be at least 1"),
         ({"prompt": 0}, "has 0 tokens and done = 0"),
         ({"done": 1}, "has 1 tokens and done = 1"),

@@ -8,15 +8,15 @@ from untail.flow.channel import Channel
 async def test_items_come_in_order_until_it_is_closed():
     channel = Channel()
     for item in range(3):
-        await channel.put(item)
-    await channel.close()
+        channel.put(item)
+    channel.close()
     assert [item async for item in channel] == [0, 1, 2]
 
 
 async def test_an_error_comes_after_what_was_put_before_it():
     channel = Channel()
-    await channel.put(1)
-    await channel.close(ValueError("broken"))
+    channel.put(1)
+    channel.close(ValueError("broken"))
     items = aiter(channel)
     assert await anext(items) == 1
     with pytest.raises(ValueError, match="broken"):

@@ -53,7 +53,7 @@ def test_reasons_are_judged_apart_and_the_cancelled_not_at_all():
 
 def test_it_goes_on_after_a_checkpoint():
     audit, fresh = Audit(1.0, 0.4, seed=0), Audit(1.0, 0.4, seed=0)
-    for _ in range(3):
+    for _ in range(4):
         audit.hear("loop", True)
         audit.hear("collapse", False)
     fresh.restore(json.loads(json.dumps(audit.state())))
