@@ -14,3 +14,19 @@ for seed in 0 1 2; do
   cp "$run/metrics.jsonl" $data/quickstart-seed$seed.metrics.jsonl
   grep '"e": "validation"' "$run/events.jsonl" > $data/quickstart-seed$seed.validation.jsonl
 done
+
+# Recipes side by side: the same start weights, prompts, slots and seeds, a step each in turn.
+for seed in 0 1 2; do
+  rm -rf runs/compare-seed$seed
+  $untail compare grpo ulorl oversample april es-grpo untail --steps 24 --set seed=$seed --out runs/compare-seed$seed --json \
+    | tail -1 > $data/compare-seed$seed.json
+done
+rm -rf runs/ablate
+$untail compare es-grpo --ablate out --steps 16 --out runs/ablate --json | tail -1 > $data/ablate-es-grpo.json
+.venv/bin/python benchmarks/predictor.py $data/predictor.json
+
+# In virtual time: 8 engines, 64 x 8 trajectories a step.
+for law in lognormal stress short; do
+  $untail simulate --law $law --recipes grpo,ulorl,rollpacker,april,es-grpo,untail --json | tail -1 > $data/sim-$law.json
+done
+$untail simulate --recipes benchmarks/sim/no-repack.toml,benchmarks/sim/laminar.toml --json | tail -1 > $data/sim-laminar.json

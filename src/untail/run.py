@@ -66,7 +66,7 @@ class Run:
             raise UserError(f"steps = {recipe.steps}, but the run in {folder} has done {done} already; ask for more")
         if latest is None:
             # Stopped before the first checkpoint: what little there is starts anew.
-            for name in ("events.jsonl", "metrics.jsonl"):
+            for name in ("events.jsonl", "metrics.jsonl", "history.sqlite", "history.sqlite-wal", "history.sqlite-shm"):
                 (folder / name).unlink(missing_ok=True)
         run = cls(folder, recipe, lock, latest)
         (folder / "recipe.toml").write_text(dump_toml(recipe))

@@ -29,7 +29,6 @@ class Scene:
     law: str  # a law's name, or a trace
     steps: int = 20  # that are measured
     warmup: int = 6
-    pool: int = 512  # prompts
     update_s: float = 0.0
     engine: SimConfig = field(default_factory=SimConfig)
     seed: int = 0
@@ -73,7 +72,7 @@ async def _run(recipe: Recipe, scene: Scene, law: Law) -> list[dict[str, Any]]:
     controller = Controller(
         list(backends),
         scene.engine.slots,
-        sim_prompts(scene.pool, law),
+        sim_prompts(max(512, 8 * recipe.rollout.prompts), law),
         score,
         recipe.rollout,
         mechanisms,

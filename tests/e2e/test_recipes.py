@@ -25,6 +25,7 @@ BUSY = [
     "--set=rollout.watch_every=8",
     "--set=rollout.audit=0.5",
     "--set=rollout.max_false_kills=1.0",
+    "--set=mechanisms.router={warmup_steps = 0, threshold = 8192, max_spread = 9}",
     "--set=mechanisms.loop={window = 12, period = 4, repeats = 2, cycle_tokens = 4, ngram = 2, share = 0.1}",
 ]
 
@@ -68,6 +69,8 @@ def test_there_is_something_to_carry_over(whole):
     assert sum(books["audited"] for books in accounts) > 0
     assert sum(books["unaccounted"] for books in accounts) == 0
     assert max(row["staleness"]["max"] for row in rows(folder)) > 0
+    lanes = {event["lane"] for event in rows(folder, "events.jsonl") if event["e"] == "start"}
+    assert lanes == {"fast", "segment"}
 
 
 @pytest.mark.parametrize("step", [1, 3])

@@ -131,7 +131,7 @@ def test_a_round_in_which_nobody_ends_and_one_fails_goes_on(seed):
 
 @pytest.mark.parametrize("name", recipe_names())
 async def test_three_steps_on_the_engine(name):
-    recipe = small_recipe(name, **AUDITS, prompts=3, max_tokens=48, patience=8, watch_every=8)
+    recipe = small_recipe(name, **AUDITS, prompts=3, max_tokens=48, patience=4, watch_every=4)
     async with native_controller(recipe, [Doubter(None)]) as controller:
         (backend,) = controller.stage.fleet.backends
 

@@ -31,7 +31,9 @@ def recipes(context: typer.Context, json: Json = False) -> None:
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.")], json: Json = False) -> None:
     """Print a recipe, fully resolved, as TOML."""
-    recipe = load_recipe(name, {}, [])
+    from untail.rollout.mechanisms import resolved
+
+    recipe = resolved(load_recipe(name, {}, []))
     entry = _entry(name, recipe)
     if json:
         print_json({"recipes": [entry], "resolved": recipe.model_dump(mode="json")})

@@ -12,7 +12,8 @@ from untail.cli.output import print_json, say
 from untail.config import Recipe, load_recipe
 from untail.errors import UserError
 
-LOOKS_PER_BUDGET = 32  # watchers look this often: virtual time is for schedules, and simulated text has no loops
+# Watchers look seldom: virtual time is for schedules, and simulated text has no loops.
+SIMULATED = {"group": 8, "max_tokens": 32768, "watch_every": 1024}
 GROUPS_PER_DEVICE = 8
 
 
@@ -39,9 +40,11 @@ def simulate(
     if law is not None and trace is not None:
         raise UserError("--law and --trace both say how long responses are; give one of them")
     names = [name for name in recipes.split(",") if name]
+    if not names:
+        raise UserError(f"--recipes {recipes!r} names no recipe; give one or more, comma-separated")
     loaded = [_load(name, devices, set_ or []) for name in names]
     slots = -(-loaded[0].rollout.prompts * loaded[0].rollout.group // devices)
-    engine = parse(SimConfig, {"slots": slots, "imitates": imitates}, "the engine's")
+    engine = parse(SimConfig, {"slots": slots, "imitates": imitates}, "simulate")
     scene = Scene(devices, trace or law or "lognormal", steps, warmup, update_s=update_s, engine=engine, seed=seed)
     began, rows = time.perf_counter(), []
     for name, recipe in zip(names, loaded, strict=True):
@@ -55,11 +58,10 @@ def simulate(
 
 
 def _load(name: str, devices: int, assignments: list[str]) -> Recipe:
-    """In the simulator a step is 8 x 8 trajectories a device of up to 32k tokens, unless --set says otherwise."""
-    rollout = {"prompts": GROUPS_PER_DEVICE * devices, "group": 8, "max_tokens": 32768}
-    recipe = load_recipe(name, {"rollout": rollout}, assignments)
-    looks = {"watch_every": max(1, recipe.rollout.max_tokens // LOOKS_PER_BUDGET)}
-    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=looks)})
+    """In the simulator a step is 8 x 8 trajectories a device of up to 32k tokens, unless the recipe or --set says
+    otherwise."""
+    ground = load_recipe(None, {"rollout": {"prompts": GROUPS_PER_DEVICE * devices, **SIMULATED}}, [])
+    return load_recipe(name, {}, assignments, ground.model_dump(mode="json", exclude_none=True))
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

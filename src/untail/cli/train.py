@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +45,13 @@ def train(
     if resume and out is None:
         raise UserError("--resume needs --out: the folder of the run to continue")
     folder = out or Path("runs") / f"{Path(recipe).stem if recipe else 'quickstart'}-{time.strftime('%Y%m%d-%H%M%S')}"
-    result = _train(folder, partial(load_recipe, recipe, changes, set_ or []), resume)
+
+    def make_recipe(ground: dict[str, Any] | None = None) -> Recipe:
+        from untail.rollout.mechanisms import resolved
+
+        return resolved(load_recipe(recipe, changes, set_ or [], ground))
+
+    result = _train(folder, make_recipe, resume)
     if json:
         print_json(result)
 

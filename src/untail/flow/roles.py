@@ -134,10 +134,19 @@ class LocalRoles(LocalJudge):
         saved = checkpoint.load(path)
         self.trainer.load_state_dict(saved.tensors, saved.state["trainer"])
         self.history.truncate(saved.step)
-        memory.restore(self.controller.stage, saved.state["rollout"])
+        self._restore_rollout(path, saved.state)
         if saved.step:
             await self.backend.load_weights(None, saved.step)
         return saved.state
+
+    def _restore_rollout(self, path: Path, state: dict[str, Any]) -> None:
+        try:
+            memory.restore(self.controller.stage, state["rollout"])
+        except KeyError as error:
+            raise UserError(
+                f"the checkpoint {path} cannot be continued: {error} is missing, so it is of another version of untail "
+                "or the task's prompts have changed; start a new run"
+            ) from error
 
     async def export(self, folder: Path) -> None:
         try:

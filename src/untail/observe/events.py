@@ -8,7 +8,7 @@ it closes is deferred or cancelled, and resumed in the next.
 
 | event      | when                                 | fields beyond `e`, `t`, `step` |
 |---|---|---|
-| run        | once, and at every resume            | schema, untail, threads, concurrency, recipe (resolved) |
+| run        | once, and at every resume            | schema, untail, threads, concurrency, engines, recipe (resolved) |
 | step       | a step begins                        | version (of the weights), carried (tokens of what was deferred) |
 | admit      | a group is planned                   | group, prompt, size, keep, budget, predicted, source |
 | start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
@@ -17,7 +17,7 @@ it closes is deferred or cancelled, and resumed in the next.
 | move       | it goes to another engine            | id, source, engine, tokens |
 | stop       | a watcher or its group ended it      | id, group, tokens, reason, segments, audited |
 | cancel     | it is not waited for any longer      | id, group, tokens, why (step, group), audited |
-| fail       | its engine failed                    | id, group, tokens, error |
+| fail       | its engine or its scorer failed      | id, group, tokens, error |
 | end        | it ended by itself | id, group, tokens, prompt_tokens, end, versions, entropy, predicted |
 | left | its slot is free after one of the three above, or an audit's end | id, overrun |
 | score      | its reward is known                  | id, reward, failure |
@@ -34,7 +34,7 @@ it closes is deferred or cancelled, and resumed in the next.
 `predicted` is a mean length, or null where nothing is known; `audited`: it runs on, unseen by the rest; `overrun`:
 tokens made past the decision; `use`: trained, stopped or masked; `versions`: of the first and the last token.
 `generated` counts the step's tokens and `carried` those of groups that wait for a later update; the rest of
-`rolled_out` is since the last one, but `kv_used` (a share, now) and `peak_mem` (bytes, so far).
+`rolled_out` is since the last one, but `kv_used` (a share, the most in this step) and `peak_mem` (bytes, so far).
 """
 
 import json

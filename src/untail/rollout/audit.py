@@ -23,10 +23,11 @@ class Verdicts:
     audited: int = 0
     rewarded: int = 0
 
-    @property
-    def low(self) -> float:
-        """The false-kill rate is surely no less. Pre: something was audited."""
-        return wilson(self.rewarded / self.audited, self.audited)[0]
+    def low(self, under_way: int) -> float:
+        """The false-kill rate is surely no less, even if all that are under way end without reward: those who are
+        rewarded end early. Pre: something was audited."""
+        count = self.audited + under_way
+        return wilson(self.rewarded / count, count)[0]
 
 
 class Audit:
@@ -40,12 +41,13 @@ class Audit:
     def chooses(self, trajectory: str) -> bool:
         return stream_key(self.seed, "audit", trajectory) / 2**63 < self.share
 
-    def hear(self, reason: str, rewarded: bool) -> Verdicts:
-        """An audited trajectory came to its end. The reason is in `off` afterwards if this convicts it."""
+    def hear(self, reason: str, rewarded: bool, under_way: int = 0) -> Verdicts:
+        """An audited trajectory came to its end while `under_way` others of its reason have not. The reason is in `off`
+        afterwards if this convicts it."""
         verdicts = self._verdicts.setdefault(reason, Verdicts())
         verdicts.audited += 1
         verdicts.rewarded += rewarded
-        is_sure = verdicts.audited >= ENOUGH and verdicts.low > self.max_false_kills
+        is_sure = verdicts.audited >= ENOUGH and verdicts.low(under_way) > self.max_false_kills
         if reason != CANCELLED and is_sure:
             self.off.add(reason)
         return verdicts

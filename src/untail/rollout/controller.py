@@ -70,6 +70,7 @@ class Controller:
             self._next_moves = stage.clock.now()  # the weights have just changed
         stage.queue.hurry(stage.pool.overdue(step))
         stage.meter.begin()
+        view.kv_used = stage.meter.kv_used()
         stage.record("step", version=step - 1, carried=stage.pool.carried)
 
     def _new_round(self) -> bool:
@@ -184,6 +185,7 @@ class Controller:
 
     async def _ring(self, time: float) -> None:
         await self.stage.clock.sleep(time - self.stage.clock.now())
+        self._alarm = None  # should it ring a rounding error early, it is set once more
         self.stage.inbox.put_nowait(None)
 
     def _move(self) -> None:
@@ -214,7 +216,7 @@ class Controller:
         if not batch:
             raise stage.failure or ConfigError(
                 "no group of this step can be trained: every one was stopped, masked or not kept; loosen or leave out "
-                f"one of the mechanisms {', '.join(stage.mechanisms.by_name)}"
+                f"one of its mechanisms ({', '.join(stage.mechanisms.by_name) or 'none'})"
             )
         for whole in batch:
             members = [_use(trajectory) for trajectory in whole.trajectories]

@@ -31,6 +31,7 @@ class Fleet:
         """A slot for its next segment: its sequence goes on, or starts with what it has. Pre: the engine has one."""
         self.slots.take(member, engine)
         member.state, member.stride, member.cutting = State.RUNNING, stride, False
+        member.first_stride = member.first_stride or stride
         if member.id in self._pumps:
             self._pumps[member.id].extend(stride)
             return

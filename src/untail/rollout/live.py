@@ -56,6 +56,7 @@ class Member:
     route: Route = Route()
     segment_begin: int = 0  # where its present segment began, in response tokens
     stride: int = 0  # tokens that its present segment was given
+    first_stride: int = 0  # and its first
     engine: int | None = None  # where its KV is, or was when it was saved
     slot: int | None = None
     cutting: bool = False  # its engine was asked to cut it
@@ -130,5 +131,6 @@ def copy_of(member: Member, reason: str) -> Member:
             setattr(trajectory, column.name, list(value))
     ghost = Member(trajectory, member.group, member.serial, member.state, member.started, member.route)
     ghost.segment_begin, ghost.stride, ghost.engine = member.segment_begin, member.stride, member.engine
+    ghost.first_stride = member.first_stride
     ghost.ghost, ghost.ghost_begin = reason, len(trajectory.tokens)
     return ghost

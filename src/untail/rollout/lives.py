@@ -64,7 +64,7 @@ class Lives:
     def _may_stop(self, member: Member) -> bool:
         """The patience with it is over."""
         stage = self.stage
-        strides = 2 * member.stride if stage.mechanisms.striders else 0
+        strides = 2 * member.first_stride if stage.mechanisms.striders else 0
         patience = min(LONGEST_PATIENCE, max(strides, member.group.plan.budget / 4))
         return member.length >= (stage.config.patience or patience)
 
@@ -281,13 +281,14 @@ class Lives:
         stage, reason, trajectory = self.stage, ghost.ghost, ghost.trajectory
         assert reason is not None
         was_off = reason in stage.audit.off
-        verdicts = stage.audit.hear(reason, trajectory.reward > 0)
+        under_way = sum(other.ghost == reason for other in stage.pool.ghosts.values()) - 1
+        verdicts = stage.audit.hear(reason, trajectory.reward > 0, under_way)
         tokens = len(trajectory.tokens)
         extra = tokens - ghost.ghost_begin
         stage.record("audit", id=ghost.id, reason=reason, tokens=tokens, extra=extra, reward=trajectory.reward)
         if reason in stage.audit.off and not was_off:
             counts = {"false_kills": verdicts.rewarded, "audited": verdicts.audited}
-            stage.record("off", reason=reason, **counts, low=verdicts.low)
+            stage.record("off", reason=reason, **counts, low=verdicts.low(under_way))
         del stage.pool.ghosts[ghost.id]
 
     # ---- the group --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import untail.rollout.lanes
 import untail.rollout.stride
 import untail.rollout.watch  # noqa: F401  (these five register what is in them)
 from untail.backends.base import Capabilities
-from untail.config import RolloutConfig
+from untail.config import Recipe, RolloutConfig, parse
 from untail.errors import ConfigError
 from untail.rollout.live import GroupPlan, LiveGroup, Member, Route
 from untail.rollout.points import (
@@ -38,6 +38,16 @@ from untail.types import Group, Prompt
 P = TypeVar("P")
 
 
+def resolved(recipe: Recipe) -> Recipe:
+    """The recipe with every field of its mechanisms written out, and without those it leaves out."""
+    tables = {
+        name: parse(MECHANISMS.get(name).Config, table, f"mechanisms.{name}").model_dump(mode="json", exclude_none=True)
+        for name, table in recipe.mechanisms.items()
+        if table is not False
+    }
+    return recipe.model_copy(update={"mechanisms": tables})
+
+
 class Mechanisms:
     def __init__(self, tables: dict[str, Any], rollout: RolloutConfig):
         """`tables` as in the recipe: by name, in the order in which they are asked."""
@@ -49,6 +59,8 @@ class Mechanisms:
             mechanism.check(rollout.group, rollout.max_tokens)
         self._refuse_two_of("ranks prompts", Admit, "rank")
         self._refuse_two_of("sets strides", Strider, "stride")
+        self._refuse_two_of("routes members", Lane, "route")
+        self._refuse_two_of("places members", Place, "place")
         self.admits = self._of(Admit)
         self.lanes = self._of(Lane)
         self.places = self._of(Place)

@@ -13,7 +13,18 @@ from untail.rollout.stage import Stage
 from untail.types import Group, Prompt, Segment, Trajectory
 
 PLAN = ("size", "keep", "budget", "priority", "truncated_reward")
-MEMBER = ("serial", "started", "segment_begin", "stride", "engine", "goes_to", "rule", "ghost", "ghost_begin")
+MEMBER = (
+    "serial",
+    "started",
+    "segment_begin",
+    "stride",
+    "first_stride",
+    "engine",
+    "goes_to",
+    "rule",
+    "ghost",
+    "ghost_begin",
+)
 
 
 def save(stage: Stage) -> dict[str, Any]:
@@ -21,6 +32,7 @@ def save(stage: Stage) -> dict[str, Any]:
     return {
         "serial": stage.serial,
         "place": stage.order.place,
+        "missed": [prompt.id for prompt in stage.order.missed],
         "live": [_save_group(group) for group in pool.live.values()],
         "ready": [
             {"id": g.id, "prompt": g.prompt.id, "trajectories": [_save_trajectory(t) for t in g.trajectories]}
@@ -38,6 +50,7 @@ def save(stage: Stage) -> dict[str, Any]:
 def restore(stage: Stage, state: dict[str, Any]) -> None:
     prompts = {prompt.id: prompt for prompt in stage.order.prompts}
     stage.serial, stage.order.place = state["serial"], state["place"]
+    stage.order.missed = [prompts[name] for name in state["missed"]]
     for saved in state["live"]:
         stage.pool.add(_load_group(saved, prompts))
     for saved in state["ready"]:

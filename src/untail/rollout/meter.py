@@ -15,15 +15,18 @@ class Meter:
         self.backends = backends
         self.generated = 0  # tokens that reached the controller in this step
         self._overrun: Counter[str] = Counter()
+        self._most_kv = 0.0  # in this step
         self._before = [backend.load() for backend in backends]
 
     def begin(self) -> None:
-        self.generated = 0
+        self.generated, self._most_kv = 0, 0.0
         self._before = [backend.load() for backend in self.backends]
 
     def kv_used(self) -> float:
-        """Of the fullest engine."""
-        return max(backend.load().kv_used for backend in self.backends)
+        """Of the fullest engine, now."""
+        used = max(backend.load().kv_used for backend in self.backends)
+        self._most_kv = max(self._most_kv, used)
+        return used
 
     def overrun(self, name: str, tokens: int) -> None:
         self._overrun[name] += tokens
@@ -41,6 +44,6 @@ class Meter:
             "computed": sum(b.computed - a.computed for a, b in pairs),
             "recomputed": sum(b.recomputed - a.recomputed for a, b in pairs),
             "preemptions": sum(b.preemptions - a.preemptions for a, b in pairs),
-            "kv_used": max(b.kv_used for b in after),
+            "kv_used": self._most_kv,
             "peak_mem": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,
         }

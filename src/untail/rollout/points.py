@@ -134,7 +134,8 @@ class View(Protocol):
         ...
 
     def next_in_order(self) -> Iterator[Prompt]:
-        """The prompts in the seed's own order, epoch by epoch, without end, from where the last step left off."""
+        """The prompts that are not under way, in the seed's own order, epoch by epoch, from where the last step left
+        off."""
         ...
 
     def step_seconds(self, batch: int) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from untail.backends.base import Backend
-from untail.types import Chunk, SequenceSpec
+from untail.types import Chunk, End, SequenceSpec
 
 
 class Pump:
@@ -44,12 +44,18 @@ class Pump:
         await asyncio.gather(self._task, *([self._abort] if self._abort else []), return_exceptions=True)
 
     async def _run(self, spec: SequenceSpec) -> None:
+        end: End | None = None
         try:
             async with aclosing(self.backend.generate(spec)) as chunks:
                 async for chunk in chunks:
+                    end = chunk.end
+                    if end == "abort" and self._abort is None:
+                        break
                     self._put(chunk)
-                    if chunk.end == "boundary" and not await self._goes_on():
+                    if end == "boundary" and not await self._goes_on():
                         return
+            if end not in ("stop", "length") and self._abort is None:
+                self._put(RuntimeError(f"the engine ended sequence {self.name!r} by itself"))
         except Exception as error:  # it belongs to this sequence alone: the controller contains it
             self._put(error)
 

@@ -64,7 +64,7 @@ class LiveView:
         return whole + sum(_closes_with(group) for group in self.groups)
 
     def next_in_order(self) -> Iterator[Prompt]:
-        return self._stage.order.draw()
+        return self._stage.order.draw(self._stage.pool.asks)
 
     def step_seconds(self, batch: int) -> float:
         return self._stage.fleet.backends[0].step_seconds(batch)

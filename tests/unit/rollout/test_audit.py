@@ -28,7 +28,7 @@ def test_a_reason_is_off_once_its_rate_is_surely_too_high():
     audit = Audit(1.0, 0.15, seed=0)
     for rewarded in (False, False, False, False, False, True, True, True):
         verdicts = audit.hear("loop", rewarded)
-    assert (verdicts.audited, verdicts.rewarded, verdicts.low) == (8, 3, wilson(3 / 8, 8)[0])
+    assert (verdicts.audited, verdicts.rewarded, verdicts.low(0)) == (8, 3, wilson(3 / 8, 8)[0])
     assert verdicts.low < 0.15
     assert audit.off == set()
     assert audit.hear("loop", True).low > 0.15

@@ -395,7 +395,7 @@ def test_a_dropped_group_is_made_up_for_in_another_round():
 def test_a_step_in_which_everything_is_thrown_away_comes_to_an_end(tables):
     """Also where there is always something under way."""
     rig = Rig(by(lambda p, m: 2 + (3 * p + m) % 5), tables, keeps(lambda group: False))
-    with pytest.raises(ConfigError, match=r"no group of this step can be trained.*keeps$"):
+    with pytest.raises(ConfigError, match=r"no group of this step can be trained.*keeps\)$"):
         rig.run()
 
 

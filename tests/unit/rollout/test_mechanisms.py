@@ -142,9 +142,11 @@ def test_plans_are_shaped_in_turn_until_one_refuses():
     assert made(Refuses, shapes(budget=10)).shape(make_plan(), FakeView()) is None
 
 
-def test_the_first_route_and_the_first_place_hold():
-    mechanisms = made(routes(lambda one: None), routes(lambda one: Route("a")), routes(lambda one: Route("b")))
-    assert mechanisms.route(member(), FakeView()).lane == "a"
+def test_a_route_or_a_place_is_one_mechanism_s_business():
+    assert made(routes(lambda one: None)).route(member(), FakeView()).lane == "all"
+    assert made(routes(lambda one: Route("a"))).route(member(), FakeView()).lane == "a"
+    with pytest.raises(ConfigError, match="each routes members"):
+        made(routes(lambda one: Route("a")), routes(lambda one: Route("b")))
 
     class Nowhere(Mechanism, Place):
         pass
@@ -158,9 +160,11 @@ def test_the_first_route_and_the_first_place_hold():
         def moves(self, view):
             return [Move(member(), 3)]
 
-    mechanisms = made(Nowhere, Last, Last)
+    mechanisms = made(Nowhere, Last)
     assert mechanisms.place(member(), [4, 2, 1], FakeView()) == 1
-    assert [move.engine for move in mechanisms.moves(FakeView())] == [3, 3]
+    assert [move.engine for move in mechanisms.moves(FakeView())] == [3]
+    with pytest.raises(ConfigError, match="each places members"):
+        made(Last, Last)
     assert mechanisms.looks
 
 

@@ -6,8 +6,11 @@ which generates nothing if that is enough. After the last batch the step closes 
 """
 
 import math
+from typing import Annotated
 
-from untail.config import PositiveInt, Strict
+from pydantic import Field
+
+from untail.config import Strict
 from untail.rollout.points import MECHANISMS, Finish, Keep, Mechanism, View
 from untail.types import Group
 
@@ -18,7 +21,7 @@ class Dynamic(Mechanism, Keep, Finish):
     rest = "cancel"  # nothing is under way when it closes; "close" would train what is ready beyond B at once
 
     class Config(Strict):
-        max_batches: PositiveInt = 10
+        max_batches: Annotated[int, Field(ge=1, le=10)] = 10  # a step has no more rounds than that anyway
 
     def keeps(self, group: Group, view: View) -> bool:
         return len({trajectory.reward for trajectory in group.trajectories if not trajectory.masked}) > 1

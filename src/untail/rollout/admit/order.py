@@ -71,5 +71,4 @@ class Order(Mechanism, Admit, Place):
                     self._loads[member.engine] += self._to_go(member, view)
 
     def _to_go(self, member: Member, view: View) -> float:
-        written = len(member.trajectory.tokens)  # with an environment's replies: `length` would read every token
-        return view.predictor.remaining(member.group.plan.prompt, written)
+        return view.predictor.remaining(member.group.plan.prompt, member.length)

@@ -35,7 +35,9 @@ class TailBatch(Mechanism, Admit, Finish):
         if not self._is_long(view):
             return None
         known = {prompt.id: prompt for prompt in view.prompts}
-        return chain((known[name] for name in self._left_over if name in known), view.next_in_order())
+        dropped = {group.prompt.id for group in view.dropped}
+        collected = [known[name] for name in self._left_over if name in known and name not in dropped]
+        return chain(collected, view.next_in_order())
 
     def shape(self, plan: GroupPlan, view: View) -> GroupPlan | None:
         if self._is_long(view):
@@ -54,8 +56,8 @@ class TailBatch(Mechanism, Admit, Finish):
 
     def after_step(self, batch: Sequence[Group], view: View) -> None:
         """`view.groups` are those that the step did not wait for."""
-        trained = {group.prompt.id for group in batch}
-        self._left_over = [name for name in self._left_over if name not in trained]
+        settled = {group.prompt.id for group in (*batch, *view.dropped)}
+        self._left_over = [name for name in self._left_over if name not in settled]
         self._left_over += [group.plan.prompt.id for group in view.groups]
 
     def state(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Repack(Mechanism, Place):
         for source in sorted(falling, key=lambda engine: (kv[engine], engine)):
             if source in receivers or not self._is_worth_it(running[source], view):
                 continue
-            target = self._destination(source, kv, running)
+            target = self._destination(source, kv, running, min(self.config.roofline, view.concurrency // view.engines))
             if target is not None:
                 moves += [Move(member, target) for member in running[source]]
                 receivers.add(target)
@@ -59,13 +59,13 @@ class Repack(Mechanism, Place):
     def _is_worth_it(self, members: list[Member], view: View) -> bool:
         return sum(_remaining(member, view) for member in members) >= self.config.min_gain * len(members)
 
-    def _destination(self, source: int, kv: dict[int, int], running: dict[int, list[Member]]) -> int | None:
+    def _destination(self, source: int, kv: dict[int, int], running: dict[int, list[Member]], most: int) -> int | None:
         fits = [
             engine
             for engine in kv
             if engine != source
             and kv[engine] + kv[source] <= self.config.kv_tokens
-            and len(running[engine]) + len(running[source]) <= self.config.roofline
+            and len(running[engine]) + len(running[source]) <= most
         ]
         return max(fits, key=lambda engine: (kv[engine], -engine), default=None)
 
