@@ -29,9 +29,9 @@ def test_a_reason_is_off_once_its_rate_is_surely_too_high():
     for rewarded in (False, False, False, False, False, True, True, True):
         verdicts = audit.hear("loop", rewarded)
     assert (verdicts.audited, verdicts.rewarded, verdicts.low(0)) == (8, 3, wilson(3 / 8, 8)[0])
-    assert verdicts.low < 0.15
+    assert verdicts.low(0) < 0.15
     assert audit.off == set()
-    assert audit.hear("loop", True).low > 0.15
+    assert audit.hear("loop", True).low(0) > 0.15
     assert audit.off == {"loop"}
 
 

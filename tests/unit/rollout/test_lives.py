@@ -8,7 +8,6 @@ from tests.helpers.scripted import Script
 from tests.helpers.tiny import closes, shapes, stops, strides
 
 from untail.observe.fates import Fates
-from untail.observe.interval import wilson
 from untail.types import Segment
 
 LONG_AGO = {"prompts": 1, "group": 3, "watch_every": 1, "patience": 1}
