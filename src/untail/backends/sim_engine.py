@@ -179,7 +179,7 @@ class SimEngine:
         if spec.id in self.sequences:
             raise RequestError(f"sequence {spec.id!r} exists already; ids must be unique while a sequence lives")
         self._check_spec(spec)
-        return self._enter(self._drawn(spec), self.new)
+        return self._enter(self._drawn(spec), self.returning if spec.done else self.new)
 
     def extend(self, name: str, budget: int) -> None:
         sequence = self._at_boundary(name, "extend")

@@ -69,7 +69,8 @@ class Scheduler:
         self.resting: OrderedDict[str, Sequence] = OrderedDict()  # at a boundary, longest there first
 
     def add(self, sequence: Sequence) -> None:
-        self.new.append(sequence)
+        """One that was begun on another engine or before a checkpoint returns, as if it had been here all the time."""
+        (self.returning if sequence.spec.done else self.new).append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
         """From a boundary, or fresh from a fork. One that was cut before it ever began is still new."""
