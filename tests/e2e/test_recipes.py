@@ -13,7 +13,8 @@ from tests.e2e.test_train import timeless, wait_for
 from untail.config import recipe_names
 from untail.history.store import History
 
-# Few and short steps that still have everything in them: segments, watchers that fire, ghosts of the audit.
+# Few and short steps that still have everything in them: segments, watchers that fire, ghosts of the audit; and an
+# engine that cannot take up all at once what was carried over, so that the order in which it does so matters.
 BUSY = [
     *SMALL,
     "--steps=4",
@@ -21,6 +22,8 @@ BUSY = [
     "--set=keep_checkpoints=9",
     "--set=validation.prompts=4",
     "--set=deterministic=true",
+    "--set=engine.max_batch_tokens=24",
+    "--set=engine.kv_blocks=24",
     "--set=rollout.patience=8",
     "--set=rollout.watch_every=8",
     "--set=rollout.audit=0.5",

@@ -1,6 +1,7 @@
 """`untail simulate`: recipes in virtual time, on as many devices as you like."""
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +40,8 @@ def simulate(
 
     if law is not None and trace is not None:
         raise UserError("--law and --trace both say how long responses are; give one of them")
+    if trace is not None and not Path(trace).exists():
+        raise UserError(f"--trace {trace}: there is no such run folder or file")
     names = [name for name in recipes.split(",") if name]
     if not names:
         raise UserError(f"--recipes {recipes!r} names no recipe; give one or more, comma-separated")

@@ -269,7 +269,7 @@ class Engine:
         child.tokens, child.blocks, child.path = list(parent.tokens), list(parent.blocks), list(parent.path)
         child.budget, child.computed, child.furthest = parent.budget, parent.computed, parent.furthest
         child.mixed_kv, child.turn_begin, child.turn_over = parent.mixed_kv, parent.turn_begin, parent.turn_over
-        child.lost_to_update = parent.lost_to_update
+        child.stale = parent.stale
         for block in child.blocks:
             self.pool.share(block)
         self._sequences[name] = child

@@ -1,8 +1,9 @@
 """Which sequences compute how many tokens in the next step.
 
-Invariant: work in a slot goes before work that returns (preempted, extended, forked), and that before new work; the
-oldest sequence in a slot can take every other's blocks, so something always moves. What rests at a boundary loses its
-blocks first, then what waits, then the youngest in a slot. Nothing is reserved for a worst case.
+Invariant: work in a slot goes before work that returns (preempted, extended, forked, begun elsewhere), and that before
+new work, which has no token yet. The oldest sequence in a slot can take every other's blocks, so something always
+moves. What rests at a boundary loses its blocks first, then what waits, then the youngest in a slot. Nothing is
+reserved for a worst case.
 """
 
 from collections import OrderedDict, deque
@@ -69,14 +70,17 @@ class Scheduler:
         self.resting: OrderedDict[str, Sequence] = OrderedDict()  # at a boundary, longest there first
 
     def add(self, sequence: Sequence) -> None:
-        """One that was begun on another engine or before a checkpoint returns, as if it had been here all the time."""
-        (self.returning if sequence.spec.done else self.new).append(sequence)
+        """One that has tokens from another engine or from before a checkpoint returns: as if it had been here."""
+        self._queue_for(sequence).append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
-        """From a boundary, or fresh from a fork. One that was cut before it ever began is still new."""
+        """From a boundary, or fresh from a fork. One that was cut before its first token is still new."""
         self.resting.pop(sequence.id, None)
         sequence.state = State.WAITING
-        (self.returning if sequence.furthest else self.new).append(sequence)
+        self._queue_for(sequence).append(sequence)
+
+    def _queue_for(self, sequence: Sequence) -> deque[Sequence]:
+        return self.returning if sequence.has_begun else self.new
 
     def rest(self, sequence: Sequence) -> None:
         """It leaves its slot and keeps its blocks for as long as nobody needs them."""
@@ -94,7 +98,7 @@ class Scheduler:
 
     def evict_all(self, for_update: bool) -> None:
         """Every key and value is void; what was in a slot returns in order, ahead of everything else."""
-        for sequence in [*self.resting.values(), *self.returning, *self.running]:
+        for sequence in [*self.resting.values(), *self.returning, *self.running, *self.new]:
             self._evict(sequence, for_update)
         for sequence in reversed(self.running):
             sequence.state = State.WAITING
@@ -148,14 +152,14 @@ class Scheduler:
             self.prefix.insert(sequence.path, sequence.tokens, sequence.blocks, (sequence.computed + count) // BLOCK)
 
     def _count(self, sequence: Sequence, count: int) -> None:
-        end = sequence.computed + count
-        again = max(0, min(end, sequence.furthest) - sequence.computed)
+        """What it had once under the present weights was lost because there was no room; what only older ones had, to
+        the update."""
+        end, had = sequence.computed + count, max(sequence.furthest, sequence.stale)
+        lost_to_eviction = max(0, min(end, sequence.furthest) - sequence.computed)
         self.counts.computed += count
-        if sequence.lost_to_update:
-            self.counts.recomputed_after_update += again
-        else:
-            self.counts.recomputed_after_eviction += again
-        self.counts.prefix_hits += max(0, sequence.computed - sequence.furthest)
+        self.counts.recomputed_after_eviction += lost_to_eviction
+        self.counts.recomputed_after_update += max(0, min(end, had) - sequence.computed) - lost_to_eviction
+        self.counts.prefix_hits += max(0, sequence.computed - had)
         sequence.furthest = max(sequence.furthest, end)
 
     def _reserve(self, sequence: Sequence, count: int, plan: Plan, from_slots: bool = True) -> bool:
@@ -180,7 +184,7 @@ class Scheduler:
 
     def _take_blocks(self, needy: Sequence, plan: Plan, from_slots: bool) -> bool:
         """Evict one sequence other than `needy`; False if there is none that may be."""
-        for sequence in chain(self.resting.values(), reversed(self.returning)):
+        for sequence in chain(self.resting.values(), reversed(self.new), reversed(self.returning)):
             if sequence.blocks and sequence is not needy:
                 self._evict(sequence, for_update=False)
                 self.counts.preemptions += 1
@@ -202,7 +206,8 @@ class Scheduler:
 
     def _evict(self, sequence: Sequence, for_update: bool) -> None:
         """It is computed again later, and that is counted under what took its blocks."""
-        sequence.lost_to_update = for_update
+        if for_update:
+            sequence.stale, sequence.furthest = max(sequence.stale, sequence.furthest), 0
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:

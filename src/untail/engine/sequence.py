@@ -27,11 +27,11 @@ class Sequence:
         "computed",
         "furthest",
         "id",
-        "lost_to_update",
         "mixed_kv",
         "path",
         "prompt_length",
         "spec",
+        "stale",
         "state",
         "tokens",
         "turn_begin",
@@ -48,8 +48,8 @@ class Sequence:
         self.turn_begin = self.prompt_length  # where the model's present turn begins
         self.turn_over = False  # stopped, and held for the environment's reply
         self.computed = 0
-        self.furthest = 0  # the most that was ever computed: what is below it is computed again, not anew
-        self.lost_to_update = False  # why it is computed again, if it is: new weights, or no room
+        self.furthest = 0  # the most that was computed with the present weights: below it, it is computed again
+        self.stale = 0  # the most that was computed with older ones
         self.blocks: list[int] = []
         self.path: list[int] = []  # prefix-cache nodes of its full blocks
         self.mixed_kv = False  # holds keys and values of more than one weight version
@@ -57,6 +57,11 @@ class Sequence:
         sampling = spec.sampling
         untruncated = sampling.top_p == 1.0 and sampling.top_k == 0 and sampling.min_p == 0.0
         self.behaves_as_policy = untruncated and sampling.temperature == sampling.policy_temperature
+
+    @property
+    def has_begun(self) -> bool:
+        """It has response tokens, wherever they were made."""
+        return len(self.tokens) > self.prompt_length
 
     @property
     def wanted(self) -> int:

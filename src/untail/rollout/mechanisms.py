@@ -40,8 +40,9 @@ P = TypeVar("P")
 
 def resolved(recipe: Recipe) -> Recipe:
     """The recipe with every field of its mechanisms written out, and without those it leaves out."""
+    configs = {name: MECHANISMS.get(name).Config for name in recipe.mechanisms}  # one left out has to be known, too
     tables = {
-        name: parse(MECHANISMS.get(name).Config, table, f"mechanisms.{name}").model_dump(mode="json", exclude_none=True)
+        name: parse(configs[name], table, f"mechanisms.{name}").model_dump(mode="json", exclude_none=True)
         for name, table in recipe.mechanisms.items()
         if table is not False
     }
@@ -53,6 +54,7 @@ class Mechanisms:
         """`tables` as in the recipe: by name, in the order in which they are asked."""
         self.by_name: dict[str, Mechanism] = {}
         for name, table in tables.items():
+            MECHANISMS.get(name)
             if table is not False:
                 self.by_name[name] = MECHANISMS.build({**table, "name": name}, f"mechanisms.{name}")
         for mechanism in self.by_name.values():

@@ -247,3 +247,42 @@ def test_greedy_behaviour_is_certain(decoder):
     result = finish(engine)["x"]
     assert result.behaviour_logprob == [0.0] * 10
     assert all(logprob < 0 for logprob in result.policy_logprob)
+
+
+def test_what_was_begun_elsewhere_goes_before_new_work(decoder):
+    """After a resume the engine takes up its work in the order in which it would have gone on."""
+    engine = Engine(decoder, EngineConfig(kv_blocks=64, max_seqs=1))
+    engine.add(spec("new", PROMPT, 4))
+    engine.add(spec("begun", [*PROMPT, 6, 7], 4, done=2))
+    assert list(finish(engine)) == ["begun", "new"]
+
+
+def test_a_prompt_that_was_cut_half_way_is_still_new_and_gives_up_its_blocks(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=5, max_seqs=1, max_batch_tokens=16, prefix_cache=False))
+    engine.add(spec("half", range(40), 8))
+    engine.step()
+    assert engine.cut("half").tokens == []
+    engine.add(spec("begun", range(60), 8, done=2))
+    engine.extend("half", 8)
+    results = finish(engine)
+    assert list(results) == ["begun", "half"]
+    assert engine.counts.recomputed_after_eviction == 16
+    alone = Engine(decoder, EngineConfig(kv_blocks=5))
+    alone.add(spec("half", range(40), 8))
+    assert finish(alone)["half"].tokens == results["half"].tokens
+
+
+def test_what_is_computed_again_is_counted_under_what_took_it(decoder):
+    """An update takes 45 tokens; 16 of them are back when the pool has no room: those alone are lost to that."""
+    engine = Engine(decoder, EngineConfig(kv_blocks=64, max_batch_tokens=64, prefix_cache=False))
+    engine.add(spec("x", range(40), 20))
+    for _ in range(6):
+        engine.step()
+    engine.load_weights(None, 1)
+    engine.scheduler.max_batch_tokens = 16
+    engine.step()
+    engine.scheduler._preempt(engine.scheduler.running[0])
+    assert len(finish(engine)["x"].tokens) == 20
+    counts = engine.counts
+    assert (counts.recomputed_after_eviction, counts.recomputed_after_update) == (16, 45)
+    assert counts.computed == 40 + 20 - 1 + 16 + 45

@@ -12,7 +12,7 @@ from untail.backends.base import Capabilities
 from untail.config import RolloutConfig, load_recipe, recipe_names
 from untail.errors import ConfigError
 from untail.rollout.live import Route
-from untail.rollout.mechanisms import Mechanisms
+from untail.rollout.mechanisms import Mechanisms, resolved
 from untail.rollout.points import Admit, Lane, Mechanism, Move, Place, Strider, Verdict
 
 CONFIG = RolloutConfig(max_tokens=8192)
@@ -272,3 +272,10 @@ def test_state_goes_by_name():
     assert mechanisms.state() == {"m0": {"count": 3}, "m1": {}}
     fresh.restore(mechanisms.state())
     assert fresh.by_name["m0"].count == 3
+
+
+def test_a_mechanism_that_is_left_out_has_to_be_known():
+    recipe = load_recipe("untail", {}, ["mechanisms.lop=false"])
+    for use in (resolved, lambda recipe: Mechanisms(recipe.mechanisms, recipe.rollout)):
+        with pytest.raises(ConfigError, match="unknown mechanism 'lop'; did you mean 'loop'"):
+            use(recipe)
