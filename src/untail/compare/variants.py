@@ -47,16 +47,21 @@ def named(sources: Sequence[str], load: Load) -> list[Variant]:
 
 def ablated(source: str, how: Literal["out", "only"], load: Load) -> list[Variant]:
     """The recipe and what it is without each mechanism; or nothing of it, and each mechanism alone."""
-    names = [name for name, table in load(source, []).mechanisms.items() if table is not False]
+    recipe = load(source, [])
+    names = [name for name, table in recipe.mechanisms.items() if table is not False]
     if not names:
         raise UserError(f"--ablate: the recipe {source!r} has no mechanisms; name one that has (`untail recipes`)")
     whole = _short(source)
-    without = lambda gone: load(source, [f"mechanisms.{name}=false" for name in gone])
     if how == "out":
         rows = {whole: [], **{f"{whole} - {name}": [name] for name in names}}
     else:
         rows = {"plain": names, **{f"+ {name}": [other for other in names if other != name] for name in names}}
-    return [Variant(row, without(gone), may_fail=row != whole) for row, gone in rows.items()]
+    return [Variant(row, _without(recipe, gone), may_fail=row != whole) for row, gone in rows.items()]
+
+
+def _without(recipe: Recipe, gone: Sequence[str]) -> Recipe:
+    kept = {name: table for name, table in recipe.mechanisms.items() if name not in gone}
+    return recipe.model_copy(update={"mechanisms": kept})
 
 
 def varied(source: str, sweep: str, load: Load) -> list[Variant]:
