@@ -123,11 +123,33 @@ def test_the_plain_gain_prefers_a_half():
     assert chosen[0.2] > 2 * chosen[0.8]
 
 
+def test_kin_judges_what_was_never_asked():
+    """Long prompts always fail and short ones succeed by thirds: among strangers, the short ones are drawn."""
+    short, long = ([make_prompt(n, length) for n in range(40)] for length in (8, 30))
+    batch = [whole(prompt, [1.0, 0.0, 0.0] * 4) for prompt in short[:8]] + [whole(p, [0.0] * 12) for p in long[:8]]
+    strangers = short[8:] + long[8:]
+    best = {}
+    for kin in (0, 24):
+        vade = build("vade", kin=kin)
+        vade.after_step(batch, FakeView(step=1))
+        ranked = list(vade.rank(FakeView(step=2, prompts=strangers)))
+        best[kin] = sum(prompt in short for prompt in ranked[:16])
+    assert best[24] == 16 > best[0]
+
+
+def test_kin_counts_for_so_many_trajectories_and_no_more():
+    vade = build("vade", kin=6)
+    vade.after_step([whole(make_prompt(n, 8), [1.0, 0.0, 0.0, 0.0]) for n in range(5)], FakeView(step=1))
+    assert vade._judge(make_prompt(9, 8), 2) == pytest.approx((1.5, 4.5))  # of 20, a quarter right
+    assert vade._judge(make_prompt(1, 8), 2) == pytest.approx((1 + 1.5, 3 + 4.5))
+    assert vade._judge(make_prompt(9, 30), 2) == (0.0, 0.0)
+
+
 def test_state_goes_through_json():
-    vade, prompts = build("vade"), [make_prompt(n) for n in range(8)]
+    vade, prompts = build("vade", kin=4), [make_prompt(n) for n in range(8)]
     for step in range(1, 6):
         vade.after_step([whole(prompts[step], [1.0, 0.0, 0.0])], FakeView(step=step))
-    resumed = build("vade")
+    resumed = build("vade", kin=4)
     resumed.restore(json.loads(json.dumps(vade.state())))
     view = FakeView(step=6, prompts=prompts)
     assert [resumed.posterior.at(p.id, 6) for p in prompts] == [vade.posterior.at(p.id, 6) for p in prompts]
@@ -135,7 +157,7 @@ def test_state_goes_through_json():
     assert resumed.state() == vade.state()
 
 
-@pytest.mark.parametrize(("field", "value"), [("gain", "soft"), ("selected", -0.1), ("unselected", 1.5), ("l1", 0.2)])
+@pytest.mark.parametrize(("field", "value"), [("gain", "soft"), ("selected", -0.1), ("unselected", 1.5), ("kin", -1), ("l1", 0.2)])
 def test_bad_config(field, value):
     with pytest.raises(ConfigError, match=rf"mechanisms\.vade\.{field}"):
         build("vade", **{field: value})
