@@ -6,7 +6,7 @@ Source: VADE (arXiv 2511.18902).
     after a step with r correct of G:  selected a <- l1 a + r, b <- l1 b + (G - r);  unselected a <- l2 a, b <- l2 b
 
 Ours, off unless `kin` is set: a prompt is also judged by its kin, the prompts of its task that are about as long. Their
-posterior, cut to `kin` trajectories, joins its own prior, so that a prompt that was never asked is no longer a coin toss:
+posterior, cut to `kin` trajectories, joins its own prior, so that one that was never asked is no longer a coin toss:
 
     a0, b0 = A k, B k  with  k = min(1, kin / (A + B));  p ~ Beta(a + a0 + 1, b + b0 + 1)
 """

@@ -157,7 +157,9 @@ def test_state_goes_through_json():
     assert resumed.state() == vade.state()
 
 
-@pytest.mark.parametrize(("field", "value"), [("gain", "soft"), ("selected", -0.1), ("unselected", 1.5), ("kin", -1), ("l1", 0.2)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("gain", "soft"), ("selected", -0.1), ("unselected", 1.5), ("kin", -1), ("l1", 0.2)]
+)
 def test_bad_config(field, value):
     with pytest.raises(ConfigError, match=rf"mechanisms\.vade\.{field}"):
         build("vade", **{field: value})
