@@ -74,6 +74,24 @@ def test_a_length_over_the_budget_is_refused():
         Mechanisms({"fixed": {"segments": 99}}, RolloutConfig(max_tokens=50))
 
 
+FIXES = {
+    "unfinished small": ("unfinished", {"small": 2000}, "2000, 1024 and 4096; lower mechanisms.unfinished.small"),
+    "unfinished large": ("unfinished", {"large": 5000}, "512, 5000 and 4096; lower mechanisms.unfinished.large"),
+    "unfinished few": ("unfinished", {"few": 0.9}, r"few = 0.9 must be below .*many = 0.8; lower it"),
+    "remainder floor": ("remainder", {"floor": 9, "cap": 8}, r"floor = 9 must not exceed .*cap = 8; lower it"),
+    "entropy strides": ("entropy", {"min_stride": 9, "max_stride": 8}, r"min_stride = 9 must not .* = 8; lower it"),
+    "collapse n-gram": ("collapse", {"ngram": 129}, r"ngram = 129 must not exceed .* = 128; lower it"),
+    "no fields at all": ("defer", {"x": 1}, r"unknown key 'mechanisms.defer.x'; nothing can be set here: leave it out"),
+}
+
+
+@pytest.mark.parametrize("case", FIXES)
+def test_what_is_refused_comes_with_a_fix(case):
+    name, table, sentence = FIXES[case]
+    with pytest.raises(ConfigError, match=sentence):
+        made(**{name: table})
+
+
 def test_a_rate_of_one_is_refused():
     with pytest.raises(ConfigError, match=r"mechanisms.oversample.rate = 1.0"):
         made(oversample={"rate": 1.0})

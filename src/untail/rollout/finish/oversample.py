@@ -34,7 +34,9 @@ class Oversample(Mechanism, Finish):
         def _schedule_rises(self) -> "Oversample.Config":
             steps = [step for step, _ in self.schedule]
             if steps != sorted(set(steps)):
-                raise ValueError(f"oversample.schedule has the steps {steps}; give each once, in rising order")
+                raise ValueError(
+                    f"mechanisms.oversample.schedule has the steps {steps}; give each once, in rising order"
+                )
             return self
 
     def __init__(self, config: Config):
