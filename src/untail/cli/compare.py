@@ -1,6 +1,7 @@
 """`untail compare`: recipes side by side, from the same start, on the same prompts, with the same slots and seeds."""
 
 import asyncio
+import signal
 import sys
 import time
 from enum import StrEnum
@@ -56,9 +57,12 @@ def compare(
     from untail.compare.train import train_all  # not before the input is known to be good: torch takes its time
 
     first = variants[0].recipe.seed
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to close
     try:
         results = asyncio.run(train_all(variants, range(first, first + seeds), folder, say))
     except KeyboardInterrupt:
+        if not folder.exists():
+            raise
         say(f"stopped; each run in {folder} can be continued with: untail train --resume --out {folder}/RUN")
         sys.exit(130)
     rows, target = make_rows(results)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from untail.cli.interrupt import quit_at_once
 from untail.cli.output import print_json, say
 from untail.config import Recipe, load_recipe
 from untail.errors import UserError
@@ -115,8 +116,9 @@ async def _watched(run: "Run", roles: "LocalRoles", data: "RunData", stop: async
 
 
 def _ask_to_stop(stop: asyncio.Event) -> None:
-    """The first signal ends the run at the last whole step; the second is the usual one and ends it at once."""
+    """The first signal ends the run at the last whole step; the second ends it at once."""
     say("stopping: saving the last whole step")
     stop.set()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
+    signal.signal(signal.SIGINT, quit_at_once)
