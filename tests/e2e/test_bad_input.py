@@ -87,6 +87,23 @@ def test_a_folder_that_holds_a_run_is_refused(trained):
     assert rows(folder) == before
 
 
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    outcome = untail("train", *SMALL, "--out", tmp_path)
+    assert (outcome.code, outcome.err) == (2, f"error: --out {tmp_path} is not an empty folder; choose another\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("command", [["train"], ["compare", "grpo"]])
+def test_an_out_folder_that_is_a_file_or_a_run(command, tmp_path, trained):
+    (tmp_path / "file").write_text("")
+    outcome = untail(*command, *SMALL, "--out", tmp_path / "file")
+    assert (outcome.code, outcome.err) == (2, f"error: --out {tmp_path / 'file'} is a file; choose a folder\n")
+    outcome = untail(*command, *SMALL, "--out", trained[0])
+    assert outcome.code == 2
+    assert "already holds a run; continue it with --resume" in outcome.err
+
+
 REWARDS = """
 def raises(response, prompt):
     raise ValueError("no idea")
