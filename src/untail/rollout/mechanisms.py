@@ -36,16 +36,23 @@ from untail.rollout.points import (
 from untail.types import Group, Prompt
 
 P = TypeVar("P")
+RESTS: dict[Rest, str] = {
+    "close": "closes groups with their finished members",
+    "cancel": "cancels groups whole",
+    "defer": "lets groups go on in the next step",
+}
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """The recipe with every field of its mechanisms written out, and without those it leaves out."""
+    """The recipe with every field of its mechanisms written out, and without those it leaves out. What contradicts
+    itself is refused here, before anything is loaded."""
     configs = {name: MECHANISMS.get(name).Config for name in recipe.mechanisms}  # one left out has to be known, too
     tables = {
         name: parse(configs[name], table, f"mechanisms.{name}").model_dump(mode="json", exclude_none=True)
         for name, table in recipe.mechanisms.items()
         if table is not False
     }
+    Mechanisms(tables, recipe.rollout)
     return recipe.model_copy(update={"mechanisms": tables})
 
 
@@ -63,6 +70,7 @@ class Mechanisms:
         self._refuse_two_of("sets strides", Strider, "stride")
         self._refuse_two_of("routes members", Lane, "route")
         self._refuse_two_of("places members", Place, "place")
+        self._refuse_two_of("starts new groups in free slots", Lane, "refill")
         self.admits = self._of(Admit)
         self.lanes = self._of(Lane)
         self.places = self._of(Place)
@@ -71,6 +79,8 @@ class Mechanisms:
         self.group_points = self._of(GroupPoint)
         self.finishes = self._of(Finish)
         self.keepers = self._of(Keep)
+        self._refuse_contradicting_rests()
+        self._refuse_useless_patience(rollout)
         self.refills = any(type(lane).refill is not Lane.refill for lane in self.lanes)
 
     def check(self, capabilities: Capabilities, backend: str) -> None:
@@ -107,7 +117,7 @@ class Mechanisms:
         return next((route for lane in self.lanes if (route := lane.route(member, view)) is not None), Route())
 
     def refill(self, view: View) -> int:
-        return max((count for lane in self.lanes if (count := lane.refill(view)) is not None), default=0)
+        return next((count for lane in self.lanes if (count := lane.refill(view)) is not None), 0)
 
     def place(self, member: Member, free: Sequence[int], view: View) -> int:
         """By default the emptiest engine."""
@@ -165,6 +175,24 @@ class Mechanisms:
 
     def _of(self, point: Callable[..., P]) -> list[P]:
         return [cast(P, mechanism) for mechanism in self.by_name.values() if isinstance(mechanism, cast(type, point))]
+
+    def _refuse_contradicting_rests(self) -> None:
+        by_name = {name: mechanism for name, mechanism in self.by_name.items() if isinstance(mechanism, Finish)}
+        for name, mechanism in by_name.items():
+            for other, its in by_name.items():
+                if its.rest in mechanism.contradicts:
+                    raise ConfigError(
+                        f"mechanisms.{name} and mechanisms.{other} contradict each other: of what is unfinished when "
+                        f"the step closes, one {RESTS[mechanism.rest]} and the other {RESTS[its.rest]}; leave one out "
+                        f"with --set mechanisms.{other}=false"
+                    )
+
+    def _refuse_useless_patience(self, rollout: RolloutConfig) -> None:
+        if self.watches and rollout.patience is not None and rollout.patience > rollout.max_tokens:
+            raise ConfigError(
+                f"rollout.patience = {rollout.patience} exceeds rollout.max_tokens = {rollout.max_tokens}, so that no "
+                "watcher could ever stop anything; lower it, or leave the watchers out"
+            )
 
     def _refuse_two_of(self, does: str, point: type, method: str) -> None:
         """A question that has one answer: two mechanisms would silently hide one another."""

@@ -271,6 +271,7 @@ class Finish(ABC):
     """How a step begins and ends. All are asked: the most groups are started, and the earliest time closes."""
 
     rest: Rest = "close"
+    contradicts: tuple[Rest, ...] = ()  # what becomes of the rest under another mechanism, and cannot beside this one
 
     def starts(self, view: View) -> int:
         """New groups at the beginning of a round; by default as many as a batch lacks."""

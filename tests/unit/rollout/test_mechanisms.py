@@ -74,7 +74,50 @@ def test_a_length_over_the_budget_is_refused():
         Mechanisms({"fixed": {"segments": 99}}, RolloutConfig(max_tokens=50))
 
 
+def test_two_that_fill_free_slots_contradict_each_other():
+    with pytest.raises(
+        ConfigError, match=r"generations and mechanisms.compaction contradict.*new groups in free slots"
+    ):
+        made(generations={}, compaction={})
+
+
+CONTRADICTIONS = {
+    "dropped or deferred": {"oversample": {"rest": "drop"}, "defer": {}},
+    "asked anew or deferred": {"tail_batch": {}, "defer": {}},
+    "asked anew or kept as partials": {"tail_batch": {}, "oversample": {"rest": "defer"}},
+    "a long round that waits for all, or not": {"tail_batch": {}, "deadline": {}},
+    "asked anew or dropped": {"oversample": {"rest": "drop"}, "tail_batch": {}},
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_what_cannot_become_of_the_same_rest_is_refused(case):
+    tables = CONTRADICTIONS[case]
+    for names in (list(tables), list(tables)[::-1]):
+        with pytest.raises(
+            ConfigError, match=r"contradict each other: of what is unfinished .*; leave one out"
+        ) as error:
+            made(**{name: tables[name] for name in names})
+        assert all(f"mechanisms.{name}" in str(error.value) for name in names)
+
+
+def test_what_goes_together_is_not_refused():
+    assert made(oversample={"rest": "drop"}, deadline={}).rest == "close"  # whichever comes first closes
+    assert made(deadline={}, defer={}).rest == "defer"
+    assert made(oversample={"rest": "defer"}, defer={}).rest == "defer"
+    assert made(dynamic={}, defer={}).rest == "defer"
+    assert made(dynamic={}, tail_batch={}).rest == "cancel"
+
+
+def test_patience_beyond_the_budget_is_refused():
+    with pytest.raises(ConfigError, match=r"rollout.patience = 101 exceeds rollout.max_tokens = 100.*; lower it"):
+        Mechanisms({"loop": {}}, RolloutConfig(max_tokens=100, patience=101))
+    Mechanisms({"fixed": {}}, RolloutConfig(max_tokens=100, patience=101))  # nobody watches
+
+
 FIXES = {
+    "more than all slots": ("buckets", {"short": 3}, r"short = 3.0 times .*base = 0.5 is more .*; set it to at most 2"),
+    "upside down": ("buckets", {"long": 1.5, "short": 1}, r"long = 1.5 exceeds .*short = 1.0.*; lower it"),
     "unfinished small": ("unfinished", {"small": 2000}, "2000, 1024 and 4096; lower mechanisms.unfinished.small"),
     "unfinished large": ("unfinished", {"large": 5000}, "512, 5000 and 4096; lower mechanisms.unfinished.large"),
     "unfinished few": ("unfinished", {"few": 0.9}, r"few = 0.9 must be below .*many = 0.8; lower it"),
@@ -186,15 +229,13 @@ def test_a_route_or_a_place_is_one_mechanism_s_business():
     assert mechanisms.looks
 
 
-def test_the_largest_refill_holds_and_there_is_none_without_an_answer():
-    assert made(refills(2), refills(5)).refill(FakeView()) == 5
-
+def test_one_says_how_much_is_refilled_and_without_an_answer_nothing_is():
     class Silent(Mechanism, Lane):
         pass
 
     assert not made(Silent).refills
     assert made(Silent, refills(0)).refills
-    assert made(Silent, refills(0)).refill(FakeView()) == 0
+    assert made(Silent, refills(5)).refill(FakeView()) == 5
 
 
 @pytest.mark.parametrize(

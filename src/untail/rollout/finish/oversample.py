@@ -42,6 +42,7 @@ class Oversample(Mechanism, Finish):
     def __init__(self, config: Config):
         super().__init__(config)
         self.rest = "close" if config.rest == "drop" else "defer"
+        self.contradicts = ("defer",) if config.rest == "drop" else ()  # it was asked to drop them
         self._budget_share = 1.0
 
     def starts(self, view: View) -> int:
