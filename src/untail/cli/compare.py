@@ -16,6 +16,7 @@ from untail.cli.output import print_json, say
 from untail.compare.rows import Row, make_rows
 from untail.compare.variants import Variant, ablated, loader, named, varied
 from untail.errors import UserError
+from untail.rollout.mechanisms import resolved
 
 WIDE = 200  # columns: the table is about 80, and a long name must not squeeze the figures
 UNEQUAL = 0.1  # relative difference in trained trajectories from which on a speedup needs a word
@@ -51,11 +52,14 @@ def compare(
 
         changes["task"] = table_of(task)
     variants = _variants(recipes, ablate, vary, changes, set_ or [])
+    for variant in variants:
+        if not variant.may_fail:
+            resolved(variant.recipe)
     folder = out or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder} is not an empty folder; choose another")
     from untail.compare.train import train_all  # not before the input is known to be good: torch takes its time
+    from untail.run import Run
 
+    Run.refuse_if_taken(folder)
     first = variants[0].recipe.seed
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to close
     try:
