@@ -105,6 +105,7 @@ class Recipe(Strict):
     task: dict[str, Any]
     steps: PositiveInt = 60
     seed: int = 0
+    history: str | None = None  # an earlier run's folder or its history.sqlite: a new run starts with a copy of it
     deterministic: bool = False  # the same seed gives the same run on one machine; the prefix cache is then off
     checkpoint_every: PositiveInt = 10
     keep_checkpoints: PositiveInt = 2

@@ -28,6 +28,7 @@ class LocalContender:
         for text in data.notes:
             note(text)
         self.roles = LocalRoles(recipe, model, data.rewards, data.prompts)
+        self.roles.refuse_bad_history()
         self.held_out = data.held_out
         self.recipe, self.folder, self.show = recipe, folder, show
         self._run: Run | None = None
