@@ -68,7 +68,6 @@ def _train(folder: Path, make_recipe: Callable[..., Recipe], resume: bool) -> di
         recipe = make_recipe()
         Run.refuse_if_taken(folder)
 
-
         def begin(roles: "LocalRoles") -> Run:
             roles.refuse_bad_history()
             return Run.begin(folder, recipe)

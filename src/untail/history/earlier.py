@@ -1,7 +1,7 @@
 """The history of an earlier run, handed to a new one.
 
-Invariant: the earlier run's file is only read. In the copy everything lies before the first step, so that no resume cuts
-it off.
+Invariant: the earlier run's file is only read. In the copy everything lies before the first step, so that no resume
+cuts it off.
 """
 
 import sqlite3

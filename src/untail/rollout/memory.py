@@ -30,7 +30,7 @@ MEMBER = (
 @dataclass(frozen=True, slots=True)
 class _Column:
     """The first `length` of a list that only grows. A step that is broken off must leave no trace in what is saved, and
-    to copy every token of every deferred trajectory after each step, for a checkpoint every ten, would cost too much."""
+    to copy every token of every deferred trajectory after each step, for a checkpoint every ten, costs too much."""
 
     values: list[Any]
     length: int

@@ -153,6 +153,7 @@ class Mechanism:
     class Config(Strict):
         pass
 
+    name: str = ""  # in the recipe; set by whoever makes it from there
     sections: ClassVar[str] = ""  # of the list of mechanisms, "2.1"
     needs_entropy: ClassVar[bool] = False  # refuses a backend that cannot tell a token's entropy
 

@@ -12,7 +12,7 @@ from untail.backends.base import Capabilities
 from untail.config import RolloutConfig, load_recipe, recipe_names
 from untail.errors import ConfigError
 from untail.rollout.live import Route
-from untail.rollout.mechanisms import Mechanisms, resolved
+from untail.rollout.mechanisms import MechanismError, Mechanisms, resolved
 from untail.rollout.points import Admit, Lane, Mechanism, Move, Place, Strider, Verdict
 
 CONFIG = RolloutConfig(max_tokens=8192)
@@ -338,3 +338,33 @@ def test_a_mechanism_that_is_left_out_has_to_be_known():
     for use in (resolved, lambda recipe: Mechanisms(recipe.mechanisms, recipe.rollout)):
         with pytest.raises(ConfigError, match="unknown mechanism 'lop'; did you mean 'loop'"):
             use(recipe)
+
+
+# ---- one that fails ----------------------------------------------------------------------------------------------
+
+
+def test_one_that_raises_is_named_with_what_it_was_asked():
+    class Broken(Mechanism, Admit, Strider):
+        def rank(self, view):
+            yield from view.prompts[:1]
+            raise ZeroDivisionError("no prompts left")
+
+        def stride(self, member, view):
+            return {}["x"]
+
+    mechanisms, view = made(Broken), FakeView()
+    with pytest.raises(MechanismError, match=r"mechanisms.m0 \(.*\) failed when it was asked `stride`: KeyError: 'x'"):
+        mechanisms.stride(member(), view)
+    ranked = mechanisms.rank(view)
+    next(ranked)
+    with pytest.raises(MechanismError, match=r"mechanisms.m0 .* asked `rank`: ZeroDivisionError: no prompts left"):
+        next(ranked)
+
+
+def test_what_a_mechanism_says_about_the_users_input_stays_as_it_is():
+    class Refuses(Mechanism):
+        def check(self, group, budget):
+            raise ConfigError("mechanisms.m0.x = 1 is odd; set it to 2")
+
+    with pytest.raises(ConfigError, match=r"^mechanisms.m0.x = 1 is odd; set it to 2$"):
+        made(Refuses)
