@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from untail.errors import ConfigError, nearest
 
@@ -105,6 +105,7 @@ class Recipe(Strict):
     task: dict[str, Any]
     steps: PositiveInt = 60
     seed: int = 0
+    history: str | None = None  # an earlier run's folder or its history.sqlite: a new run starts with a copy of it
     deterministic: bool = False  # the same seed gives the same run on one machine; the prefix cache is then off
     checkpoint_every: PositiveInt = 10
     keep_checkpoints: PositiveInt = 2
@@ -115,6 +116,18 @@ class Recipe(Strict):
     validation: ValidationConfig = ValidationConfig()
     engine: EngineConfig = EngineConfig()
     learn: LearnConfig = LearnConfig()
+
+    @field_validator("mechanisms", mode="before")
+    @classmethod
+    def _mechanisms_are_tables(cls, tables: Any) -> Any:
+        for name, table in tables.items() if isinstance(tables, dict) else ():
+            if not isinstance(table, dict) and table is not False:
+                raise ValueError(
+                    f"mechanisms.{name} = {table!r} is neither a table nor false; set one of its fields, take it "
+                    f"with its defaults with --set mechanisms.{name}={{}}, or leave it out with --set "
+                    f"mechanisms.{name}=false"
+                )
+        return tables
 
     @model_validator(mode="after")
     def _can_be_deterministic(self) -> "Recipe":
@@ -133,19 +146,33 @@ def parse(cls: type[C], fields: dict[str, Any], where: str) -> C:
     try:
         return cls.model_validate(fields)
     except ValidationError as error:
-        raise ConfigError(_sentence(cls, error.errors()[0], where)) from None
+        raise ConfigError(_sentence(cls, error.errors(), where)) from None
 
 
-def _sentence(cls: type[BaseModel], problem: Any, where: str) -> str:
-    path = [str(part) for part in problem["loc"]]
+def _sentence(cls: type[BaseModel], problems: Any, where: str) -> str:
+    problem = problems[0]
+    path = _field_path(cls, problem["loc"])
     field = ".".join([*([where] if where else []), *path])
     if problem["type"] == "extra_forbidden":
         return f"unknown key {field!r}; {nearest(path[-1], _known_keys(cls, path[:-1]))}"
     if problem["type"] == "missing":
         return f"{field} is missing; set it in the recipe or with --set {field}=..."
-    if not path:  # a rule over several fields, which says itself which
+    if problem["type"] == "value_error":  # a rule of ours, which says itself what it is about
         return problem["msg"].removeprefix("Value error, ")
-    return f"{field} = {problem['input']!r} is not valid: {problem['msg']}"
+    ways = [other["msg"] for other in problems if _field_path(cls, other["loc"]) == path]  # of several allowed kinds
+    return f"{field} = {problem['input']!r} is not valid: {' or '.join(ways)}"
+
+
+def _field_path(cls: Any, place: tuple[str | int, ...]) -> list[str]:
+    """Where in the recipe: without the names of types, which pydantic adds where a field may be of several."""
+    path = []
+    for part in place:
+        if cls is not None or isinstance(part, int):
+            path.append(str(part))
+        field = cls.model_fields.get(part) if cls is not None else None
+        annotation = field.annotation if field is not None else None
+        cls = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return path
 
 
 def _known_keys(cls: Any, path: list[str]) -> list[str]:

@@ -9,6 +9,8 @@ import difflib
 
 def nearest(name: str, known: list[str]) -> str:
     """A hint for an unknown name: the closest known one, and all of them where they are few."""
+    if not known:
+        return "nothing can be set here: leave it out"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = [f"did you mean {close[0]!r}?"] if close else []
     if len(known) <= 40 or not close:

@@ -20,9 +20,15 @@ def load_plugins() -> None:
     """Import every installed plug-in once; their modules register themselves."""
     global _plugins_loaded
     if not _plugins_loaded:
-        _plugins_loaded = True
         for entry in entry_points(group="untail.plugins"):
-            entry.load()
+            try:
+                entry.load()
+            except Exception as error:
+                raise ConfigError(
+                    f"the plug-in {entry.name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}; "
+                    "mend it, or uninstall the package that brings it"
+                ) from error
+        _plugins_loaded = True
 
 
 class Registry(Generic[T]):

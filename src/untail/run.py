@@ -48,8 +48,13 @@ class Run:
 
     @staticmethod
     def refuse_if_taken(folder: Path) -> None:
+        """A run gets a folder of its own: nobody's files are mixed with it."""
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--out {folder} is a file; choose a folder")
         if (folder / "recipe.toml").exists():
             raise UserError(f"--out {folder} already holds a run; continue it with --resume, or choose another folder")
+        if folder.exists() and any(path.name != "lock" for path in folder.iterdir()):
+            raise UserError(f"--out {folder} is not an empty folder; choose another")
 
     @classmethod
     def resume(cls, folder: Path, change: Callable[[dict[str, Any]], Recipe]) -> "Run":

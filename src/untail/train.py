@@ -56,7 +56,7 @@ class Training:
 
     async def begin(self) -> None:
         recipe = self.recipe
-        await self.roles.begin(self.run.folder)
+        await self.roles.begin(self.run.folder, is_new=self.run.resumed_from is None)
         if self.run.resumed_from is not None:
             self.progress = Progress(**(await self.roles.restore(self.run.resumed_from))["progress"])
         self.began = self.roles.now() - self.progress.seconds

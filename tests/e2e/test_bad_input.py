@@ -31,7 +31,11 @@ CASES = {
     "long prompt": (["generate", "--model=tiny", "1+" * 5000], "but the context holds"),
     "unknown peer": (["bench", "engine", "--model=tiny", "--peer=nobody"], "unknown peer 'nobody'"),
     "unknown workload": (["bench", "engine", "--model=tiny", "--workload=odd"], "unknown workload 'odd'"),
-    "unknown command": (["trian"], "No such command"),
+    "unknown command": (["trian"], "No such command 'trian'. Did you mean 'train'?; see untail --help"),
+    "unknown option": (["train", "--nope"], "No such option: --nope"),
+    "no steps": (["train", "--steps=0"], "'--steps': Input should be greater than or equal to 1; see untail train"),
+    "nothing to compare": (["compare"], "Missing argument 'RECIPE...'; see untail compare --help"),
+    "no such ablation": (["compare", "untail", "--ablate=some"], "'--ablate': 'some' is not one of 'out', 'only'; see"),
 }
 
 
@@ -41,8 +45,10 @@ def test_one_sentence_and_exit_2(case, tmp_path, monkeypatch):
     arguments, sentence = CASES[case]
     outcome = untail(*arguments)
     assert outcome.code == 2, outcome.err
-    assert sentence in outcome.err
-    assert "Traceback" not in outcome.err
+    (line,) = outcome.lines_of_error
+    assert line.startswith("error: ")
+    assert sentence in line
+    assert outcome.out == ""
 
 
 def data_file(tmp_path, lines) -> str:
@@ -79,6 +85,23 @@ def test_a_folder_that_holds_a_run_is_refused(trained):
     assert outcome.code == 2
     assert "already holds a run; continue it with --resume" in outcome.err
     assert rows(folder) == before
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    outcome = untail("train", *SMALL, "--out", tmp_path)
+    assert (outcome.code, outcome.err) == (2, f"error: --out {tmp_path} is not an empty folder; choose another\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("command", [["train"], ["compare", "grpo"]])
+def test_an_out_folder_that_is_a_file_or_a_run(command, tmp_path, trained):
+    (tmp_path / "file").write_text("")
+    outcome = untail(*command, *SMALL, "--out", tmp_path / "file")
+    assert (outcome.code, outcome.err) == (2, f"error: --out {tmp_path / 'file'} is a file; choose a folder\n")
+    outcome = untail(*command, *SMALL, "--out", trained[0])
+    assert outcome.code == 2
+    assert "already holds a run; continue it with --resume" in outcome.err
 
 
 REWARDS = """

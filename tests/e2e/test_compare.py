@@ -1,5 +1,6 @@
 """`untail compare` and `untail recipes`, as a user types them."""
 
+import shutil
 import tomllib
 
 import pytest
@@ -54,6 +55,13 @@ def test_all_start_from_the_same_weights_and_prompts(compared):
 def test_every_figure_can_be_computed_again_from_the_events(compared):
     for folder in compared[0].iterdir():
         assert read_run(folder / "events.jsonl").rows == rows(folder)
+
+
+def test_a_run_of_a_comparison_can_be_continued(compared, tmp_path):
+    shutil.copytree(compared[0] / "2-oversample-seed0", tmp_path / "run")
+    outcome = untail("train", "--resume", "--steps=3", "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2, 3]
 
 
 def test_a_mechanism_left_out(tmp_path):

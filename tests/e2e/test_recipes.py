@@ -156,6 +156,18 @@ REFUSED = {
         "mechanisms.vade and mechanisms.utility contradict each other: each ranks prompts",
     ),
     "a mechanism that is a number": (["train", "--set=mechanisms.loop=3"], "mechanisms.loop"),
+    "dropped or deferred": (
+        ["train", "untail", "--set=mechanisms.oversample.rest=drop"],
+        "mechanisms.oversample and mechanisms.defer contradict each other",
+    ),
+    "a contradiction in a simulation": (
+        ["simulate", "--recipes=es-grpo", "--set=mechanisms.fixed={}"],
+        "mechanisms.unfinished and mechanisms.fixed contradict each other",
+    ),
+    "a contradiction in a comparison": (
+        ["compare", "grpo", "es-grpo", "--model=nowhere", "--set=mechanisms.fixed={}"],
+        "mechanisms.unfinished and mechanisms.fixed contradict each other",
+    ),
     "unknown mechanism in a simulation": (["simulate", "--set=mechanisms.lop={}"], "unknown mechanism 'lop'"),
 }
 
@@ -166,6 +178,21 @@ def test_a_recipe_that_cannot_work_is_refused(case, tmp_path, monkeypatch):
     arguments, sentence = REFUSED[case]
     assert_refused(untail(*arguments), sentence)
     assert not (tmp_path / "runs").exists(), "it left a run behind"
+
+
+def test_what_train_refuses_is_not_shown(tmp_path):
+    (tmp_path / "odd.toml").write_text("[mechanisms.fixed]\n[mechanisms.remainder]\n")
+    shown = untail("recipes", "show", tmp_path / "odd.toml")
+    assert_refused(shown, "mechanisms.fixed and mechanisms.remainder contradict each other")
+
+
+def test_a_recipe_named_twice_has_two_rows_with_names_of_their_own():
+    small = ["--devices=1", "--steps=1", "--warmup=0", "--set=rollout.max_tokens=64"]
+    outcome = untail("simulate", "--recipes=grpo,grpo", *small, "--law=short", "--json")
+    assert outcome.code == 0, outcome.err
+    first, second = outcome.json["rows"]
+    assert (first.pop("recipe"), second.pop("recipe")) == ("grpo", "grpo (2)")
+    assert first == second
 
 
 def assert_refused(outcome, sentence: str) -> None:

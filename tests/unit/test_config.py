@@ -61,6 +61,11 @@ SENTENCES = {
     "steps=0": "steps = 0 is not valid",
     "steps": "--set 'steps' is not of the form section.key=value",
     ".a=1": "--set '.a=1' is not of the form section.key=value",
+    "mechanisms.loop=3": "mechanisms.loop = 3 is neither a table nor false; set one of its fields",
+    "mechanisms.loop=true": "take it with its defaults with --set mechanisms.loop={}, or leave it out",
+    "mechanisms=3": "mechanisms = 3 is not valid: Input should be a valid dictionary",
+    "validation.temperature=-1": "validation.temperature = -1 is not valid: Input should be 0 or Input should be",
+    "learn.betas=[0.9, 2]": "learn.betas.1 = 2 is not valid",
     "steps.x=1": "--set 'steps.x=1': steps is a value, not a section",
 }
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "flow": GROUND | {"backends", "engine", "history", "learn", "observe", "rewards", "rollout"},
     "run": GROUND | {"learn", "observe"},
     "train": GROUND | {"flow", "observe", "run", "tasks"},
-    "compare": GROUND | {"engine", "flow", "observe", "run", "tasks", "train"},
+    "compare": GROUND | {"engine", "flow", "observe", "rollout", "run", "tasks", "train"},
     "simulate": GROUND | {"backends", "history", "observe", "rewards", "rollout"},
     "bench": GROUND | {"engine", "learn", "backends", "flow", "rewards", "rollout", "tasks"},
     "cli": None,

@@ -43,6 +43,23 @@ def test_unknown_and_doubled_names(colours):
         colours.register("red")(Colour)
 
 
+def test_a_plugin_that_cannot_be_loaded_is_named(colours, monkeypatch):
+    class Broken:
+        name, value = "greens", "a_plugin.colours"
+
+        def load(self):
+            raise ImportError("no module named 'paint'")
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Broken()])
+    monkeypatch.setattr(registry, "_plugins_loaded", False)
+    sentence = (
+        r"the plug-in 'greens' \(a_plugin.colours\) cannot be loaded: ImportError: no module named 'paint'; mend it"
+    )
+    for _ in range(2):  # also when it is asked for again
+        with pytest.raises(ConfigError, match=sentence):
+            colours.get("red")
+
+
 def test_plugins_register_themselves(colours, monkeypatch):
     module = types.ModuleType("a_plugin")
 

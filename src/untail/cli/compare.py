@@ -1,6 +1,7 @@
 """`untail compare`: recipes side by side, from the same start, on the same prompts, with the same slots and seeds."""
 
 import asyncio
+import signal
 import sys
 import time
 from enum import StrEnum
@@ -15,6 +16,7 @@ from untail.cli.output import print_json, say
 from untail.compare.rows import Row, make_rows
 from untail.compare.variants import Variant, ablated, loader, named, varied
 from untail.errors import UserError
+from untail.rollout.mechanisms import resolved
 
 WIDE = 200  # columns: the table is about 80, and a long name must not squeeze the figures
 UNEQUAL = 0.1  # relative difference in trained trajectories from which on a speedup needs a word
@@ -50,15 +52,21 @@ def compare(
 
         changes["task"] = table_of(task)
     variants = _variants(recipes, ablate, vary, changes, set_ or [])
+    for variant in variants:
+        if not variant.may_fail:
+            resolved(variant.recipe)
     folder = out or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder} is not an empty folder; choose another")
     from untail.compare.train import train_all  # not before the input is known to be good: torch takes its time
+    from untail.run import Run
 
+    Run.refuse_if_taken(folder)
     first = variants[0].recipe.seed
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to close
     try:
         results = asyncio.run(train_all(variants, range(first, first + seeds), folder, say))
     except KeyboardInterrupt:
+        if not folder.exists():
+            raise
         say(f"stopped; each run in {folder} can be continued with: untail train --resume --out {folder}/RUN")
         sys.exit(130)
     rows, target = make_rows(results)

@@ -1,60 +1,53 @@
-"""The program: one module per verb, gathered here.
+"""The program's entry: how it ends.
 
-Invariant: exit 0, done; 2, the user's input is wrong, said in one sentence without a traceback; 1, a fault of ours.
+Invariant: exit 0, done; 2, the user's input is wrong, said in one sentence without a traceback; 1, a fault of ours;
+130, interrupted, said in one line. Nothing heavy is imported before Ctrl-C is in hand.
 """
 
-import os
+import signal
 import sys
+from typing import Any
 
-import typer
-
-# Threads that spin while they wait make torch ten times slower as soon as anything else wants a core (our own scoring
-# processes, say). It must be set before torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-from untail import __version__
-from untail.cli import bench, compare, doctor, evaluate, generate, recipes, simulate, tasks, train
-from untail.cli.output import say
-from untail.errors import UserError
-
-app = typer.Typer(
-    name="untail",
-    help="Reinforcement-learning post-training for reasoning LLMs, without the long tail.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("train")(train.train)
-app.command("compare")(compare.compare)
-app.command("eval")(evaluate.evaluate)
-app.command("generate")(generate.generate)
-app.command("simulate")(simulate.simulate)
-app.command("doctor")(doctor.doctor)
-app.add_typer(bench.app, name="bench")
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(tasks.app, name="tasks")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"untail {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it.")) -> None:
-    pass
+from untail.cli.interrupt import INTERRUPTED, quit_at_once
 
 
 def main() -> None:
+    before = signal.signal(signal.SIGINT, quit_at_once)  # until a command has something to save
     try:
-        app()
+        sys.exit(_run())
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run() -> int:
+    import typer
+
+    from untail.cli.app import app
+    from untail.cli.output import say
+    from untail.errors import UserError
+
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # what all complaints of the parser are; not exported
+    try:
+        code = app(prog_name="untail", standalone_mode=False)
     except UserError as error:
         say(f"error: {error}")
-        sys.exit(2)
-    except KeyboardInterrupt:
+        return 2
+    except usage_error as error:
+        return _complain(error)
+    if code == INTERRUPTED:  # typer has caught the KeyboardInterrupt
         say("interrupted")
-        sys.exit(130)
+    return code if isinstance(code, int) else 0
+
+
+def _complain(error: Any) -> int:
+    """The command line itself is wrong: one sentence, where typer would draw a box."""
+    from untail.cli.output import say
+
+    message = error.format_message().replace("Value error, ", "").strip().removesuffix(".")
+    if message:  # it has none where nothing was asked for: then the help is printed already
+        command = "untail" if error.ctx is None else error.ctx.command_path
+        say(f"error: {message}; see {command} --help")
+    return int(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.callback()
 def recipes(context: typer.Context, json: Json = False) -> None:
-    """List the recipes that ship with untail: what each reproduces, and the sections of the list of mechanisms."""
+    """List the recipes that ship with untail: what each reproduces, and the sections of docs/mechanisms.md."""
     if context.invoked_subcommand is not None:
         return
     listed = [_entry(name, load_recipe(name, {}, [])) for name in recipe_names()]

@@ -10,8 +10,10 @@ from rich.table import Table
 
 from untail.backends.laws import LAWS
 from untail.cli.output import print_json, say
+from untail.compare.variants import distinct
 from untail.config import Recipe, load_recipe
 from untail.errors import UserError
+from untail.rollout.mechanisms import resolved
 
 # Watchers look seldom: virtual time is for schedules, and simulated text has no loops.
 SIMULATED = {"group": 8, "max_tokens": 32768, "watch_every": 1024}
@@ -50,7 +52,7 @@ def simulate(
     engine = parse(SimConfig, {"slots": slots, "imitates": imitates}, "simulate")
     scene = Scene(devices, trace or law or "lognormal", steps, warmup, update_s=update_s, engine=engine, seed=seed)
     began, rows = time.perf_counter(), []
-    for name, recipe in zip(names, loaded, strict=True):
+    for name, recipe in zip(distinct(names), loaded, strict=True):
         rows.append(simulate(name, recipe, scene))
         rows[-1]["speedup"] = rows[0]["step_s"] / rows[-1]["step_s"]
         say(f"{name}: {rows[-1]['step_s']:.1f} s a step")
@@ -64,7 +66,7 @@ def _load(name: str, devices: int, assignments: list[str]) -> Recipe:
     """In the simulator a step is 8 x 8 trajectories a device of up to 32k tokens, unless the recipe or --set says
     otherwise."""
     ground = load_recipe(None, {"rollout": {"prompts": GROUPS_PER_DEVICE * devices, **SIMULATED}}, [])
-    return load_recipe(name, {}, assignments, ground.model_dump(mode="json", exclude_none=True))
+    return resolved(load_recipe(name, {}, assignments, ground.model_dump(mode="json", exclude_none=True)))
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from untail.cli.interrupt import quit_at_once
 from untail.cli.output import print_json, say
 from untail.config import Recipe, load_recipe
 from untail.errors import UserError
@@ -63,16 +64,21 @@ def _train(folder: Path, make_recipe: Callable[..., Recipe], resume: bool) -> di
     try:
         if resume:
             run = Run.resume(folder, lambda own: make_recipe(ground=own))
-            return asyncio.run(_run(run.recipe, lambda: run))
+            return asyncio.run(_run(run.recipe, lambda roles: run))
         recipe = make_recipe()
         Run.refuse_if_taken(folder)
-        return asyncio.run(_run(recipe, lambda: Run.begin(folder, recipe)))
+
+        def begin(roles: "LocalRoles") -> Run:
+            roles.refuse_bad_history()
+            return Run.begin(folder, recipe)
+
+        return asyncio.run(_run(recipe, begin))
     except Stopped:
         say(f"stopped; continue with: untail train --resume --out {folder}")
         sys.exit(130)
 
 
-async def _run(recipe: Recipe, begin: Callable[[], "Run"]) -> dict[str, Any]:
+async def _run(recipe: Recipe, begin: Callable[["LocalRoles"], "Run"]) -> dict[str, Any]:
     """Load everything first: what is wrong with it must not leave a run's folder behind."""
     from untail.engine.models.load import load_model
     from untail.flow.roles import LocalRoles
@@ -88,7 +94,7 @@ async def _run(recipe: Recipe, begin: Callable[[], "Run"]) -> dict[str, Any]:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
-    run = begin()
+    run = begin(roles)
     try:
         return await _watched(run, roles, data, stop)
     finally:
@@ -115,8 +121,9 @@ async def _watched(run: "Run", roles: "LocalRoles", data: "RunData", stop: async
 
 
 def _ask_to_stop(stop: asyncio.Event) -> None:
-    """The first signal ends the run at the last whole step; the second is the usual one and ends it at once."""
+    """The first signal ends the run at the last whole step; the second ends it at once."""
     say("stopping: saving the last whole step")
     stop.set()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
+    signal.signal(signal.SIGINT, quit_at_once)

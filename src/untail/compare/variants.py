@@ -4,6 +4,7 @@ Invariant: rows start from the same weights and share prompts, slots, seed and n
 one of these are refused, unless it is the very field that is swept. No torch here.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +41,20 @@ def loader(changes: dict[str, Any], assignments: list[str]) -> Load:
 
 
 def named(sources: Sequence[str], load: Load) -> list[Variant]:
-    variants = [Variant(_short(source), load(source, [])) for source in sources]
+    names = distinct([_short(source) for source in sources])
+    variants = [Variant(name, load(source, [])) for name, source in zip(names, sources, strict=True)]
     _refuse_unlike(variants)
     return variants
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """A recipe that is named again, to see how far two runs of the same differ, gets a number: grpo, grpo (2)."""
+    seen: Counter[str] = Counter()
+    rows = []
+    for name in names:
+        seen[name] += 1
+        rows.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return rows
 
 
 def ablated(source: str, how: Literal["out", "only"], load: Load) -> list[Variant]:

@@ -20,6 +20,7 @@ from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
 from untail.errors import UserError
 from untail.flow.channel import Channel
+from untail.history import earlier
 from untail.history.store import History
 from untail.learn import checkpoint
 from untail.learn.trainer import Trainer
@@ -80,11 +81,20 @@ class LocalRoles(LocalJudge):
         self.mechanisms.check(self.backend.capabilities, "native")
         self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature)
 
-    async def begin(self, folder: Path) -> None:
-        """Remember in the run's folder."""
-        recipe = self.recipe
-        identity = self.model.tokenizer.identity
-        self.history = History.open(folder / "history.sqlite", recipe.model, identity)
+    def refuse_bad_history(self) -> None:
+        """Before a new run has a folder."""
+        if self.recipe.history is not None:
+            earlier.refuse_bad(self.recipe.history, self.recipe.model, self.model.tokenizer.identity)
+
+    async def begin(self, folder: Path, is_new: bool) -> None:
+        """Remember in the run's folder; a new run starts with the earlier history that it was handed."""
+        recipe, path = self.recipe, folder / earlier.NAME
+        made_with = recipe.model, self.model.tokenizer.identity
+        if is_new and recipe.history is not None:
+            earlier.copy(recipe.history, path, *made_with)
+        if not is_new and not path.exists():
+            raise UserError(f"the run's history {path} is gone; put it back, or start a new run in another folder")
+        self.history = History.open(path, *made_with)
         self.to_close.callback(self.history.close)
         self.controller = Controller(
             [self.backend],
@@ -121,12 +131,12 @@ class LocalRoles(LocalJudge):
 
     def remember(self) -> None:
         """What is saved next is the rollout as it is now: a step that is broken off later leaves no trace in it."""
-        self._memory = memory.save(self.controller.stage)
+        self._memory = memory.remember(self.controller.stage)
 
     async def save(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
         tensors, numbers = self.trainer.state_dict()
         self.history.commit()
-        state = {"trainer": numbers, "rollout": self._memory, **state}
+        state = {"trainer": numbers, "records": self.history.count(), "rollout": memory.written(self._memory), **state}
         return await asyncio.to_thread(checkpoint.save, folder, step, tensors, state, keep)
 
     async def restore(self, path: Path) -> dict[str, Any]:
@@ -134,10 +144,20 @@ class LocalRoles(LocalJudge):
         saved = checkpoint.load(path)
         self.trainer.load_state_dict(saved.tensors, saved.state["trainer"])
         self.history.truncate(saved.step)
+        self._refuse_lost_history(path, saved.state)
         self._restore_rollout(path, saved.state)
         if saved.step:
             await self.backend.load_weights(None, saved.step)
         return saved.state
+
+    def _refuse_lost_history(self, path: Path, state: dict[str, Any]) -> None:
+        """It cannot be made again from the events: they hold neither token ids nor what an earlier run handed over."""
+        found, needed = self.history.count(), state.get("records")
+        if needed is not None and found != needed:
+            raise UserError(
+                f"{path.parents[1] / earlier.NAME} has {found} records where the checkpoint {path.name} was made with "
+                f"{needed}: it was emptied or replaced; put it back, or start a new run in another folder"
+            )
 
     def _restore_rollout(self, path: Path, state: dict[str, Any]) -> None:
         try:

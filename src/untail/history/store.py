@@ -106,7 +106,7 @@ class History:
         """The history in `path`, which is made if there is none; None keeps it in memory. `model` and `tokenizer` say
         what its lengths and token ids belong to."""
         where = "in memory" if path is None else str(path)
-        with _explained(where):
+        with explained(where):
             db = sqlite3.connect(":memory:" if path is None else path, timeout=1.0, isolation_level=None)
             try:
                 _prepare(db, where, {"model": model, "tokenizer": tokenizer})
@@ -156,11 +156,15 @@ class History:
         self._shelf.load()
         self._rebuild()
 
+    def count(self) -> int:
+        """Of all records."""
+        return int(self._db.execute("SELECT count(*) FROM records").fetchone()[0])
+
     def commit(self) -> None:
         """On the disk, not only with the operating system: before a checkpoint counts on it."""
         with self._transaction():
             self._shelf.write_uses()
-        with _explained(self._where):
+        with explained(self._where):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
@@ -199,7 +203,7 @@ class History:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _explained(self._where), self._db:
+        with explained(self._where), self._db:
             self._db.execute("BEGIN IMMEDIATE")
             yield
 
@@ -210,7 +214,7 @@ def _prepare(db: sqlite3.Connection, where: str, made_with: dict[str, str]) -> N
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
     is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not is_new:
-        _refuse_unless_it_fits(db, where, made_with)
+        refuse_unless_it_fits(db, where, made_with)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")  # synced at WAL checkpoints, not at every add: a kill loses nothing
     if is_new:
@@ -226,7 +230,8 @@ def _create(db: sqlite3.Connection, made_with: dict[str, str]) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-def _refuse_unless_it_fits(db: sqlite3.Connection, where: str, made_with: dict[str, str]) -> None:
+def refuse_unless_it_fits(db: sqlite3.Connection, where: str, made_with: dict[str, str]) -> None:
+    """Pre: the database is not empty."""
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise UserError(f"the history {where} is a database of another program; choose another file")
     meta = dict(db.execute("SELECT key, value FROM meta"))
@@ -244,7 +249,7 @@ def _refuse_unless_it_fits(db: sqlite3.Connection, where: str, made_with: dict[s
 
 
 @contextmanager
-def _explained(where: str) -> Iterator[None]:
+def explained(where: str) -> Iterator[None]:
     """What SQLite complains about, as a sentence that says what to do; what is a fault of ours stays as it is."""
     try:
         yield

@@ -10,7 +10,7 @@ it closes is deferred or cancelled, and resumed in the next.
 |---|---|---|
 | run        | once, and at every resume            | schema, untail, threads, concurrency, engines, recipe (resolved) |
 | step       | a step begins                        | version (of the weights), carried (tokens of what was deferred) |
-| admit      | a group is planned                   | group, prompt, size, keep, budget, predicted, source |
+| admit      | a group is planned                   | group, prompt, size, keep, budget, predicted, source, anyway |
 | start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
 | segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut) |
 | resume     | it gets a slot again                 | id, engine, slot, lane, tokens |

@@ -114,7 +114,7 @@ def _slots(step: StepEvents, concurrency: int) -> Row:
     times = sorted(finished.get(member["id"], step.began) for member in step.members)
     nine_tenths = times[-(-9 * len(times) // 10) - 1] if times else step.rolled_out
     return {
-        "slot_bubble": 1 - running / (concurrency * step.rollout_s) if step.rollout_s else 0.0,
+        "slot_bubble": max(0.0, 1 - running / (concurrency * step.rollout_s)) if step.rollout_s else 0.0,
         "tail_share": _ratio(step.rolled_out - nine_tenths, step.rollout_s),
     }
 
@@ -145,7 +145,7 @@ def _device(step: StepEvents, engines: int) -> Row:
     load = step.one("rolled_out")
     busy = load["busy_s"] + step.update_s
     return {
-        "device_bubble": 1 - busy / (engines * step.wall_s) if step.wall_s else 0.0,
+        "device_bubble": max(0.0, 1 - busy / (engines * step.wall_s)) if step.wall_s else 0.0,
         "computed": load["computed"],
         "recomputed": load["recomputed"],
         "preemption": _ratio(load["recomputed"], load["computed"]),

@@ -175,7 +175,11 @@ def prepare(tables: dict[str, dict[str, Any]]) -> dict[str, Reward]:
 
 async def serve(sock: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=sock)
-    settings = json.loads(await receive(reader))
+    try:
+        settings = json.loads(await receive(reader))
+    except (EOFError, ConnectionError):  # the trainer was interrupted before it could say a word
+        writer.close()
+        return
     try:
         rewards = prepare(settings.pop("rewards"))
     except UserError as error:

@@ -17,13 +17,16 @@ Shape = Callable[[GroupPlan, View], GroupPlan | None]
 class Admission:
     def __init__(self, stage: Stage):
         self.stage = stage
+        self._anyway = False  # every mechanism has refused, and the step asks for plain groups
 
     def admit(self, count: int) -> int:
         """Up to `count` new groups; how many there were prompts for."""
         stage = self.stage
         admitted = self._from(stage.mechanisms.rank(stage.view), count, stage.mechanisms.shape)
         if not admitted and not stage.pool.live and not stage.pool.ready:
+            self._anyway = True
             admitted = self._from(stage.view.next_in_order(), count, lambda plan, view: plan)
+            self._anyway = False
         return admitted
 
     def _from(self, ranked: Iterator[Prompt], count: int, shape: Shape) -> int:
@@ -57,6 +60,7 @@ class Admission:
             budget=plan.budget,
             predicted=plan.predicted.known_mean,
             source=plan.predicted.source,
+            **({"anyway": True} if self._anyway else {}),
         )
         for number in range(plan.size):
             name = f"{group.id}/{number}"

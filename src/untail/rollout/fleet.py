@@ -65,7 +65,7 @@ class Fleet:
                 member.cutting = True
                 names.setdefault(member.engine, []).append(member.id)
         for engine, cut in names.items():
-            self._spawn(self.backends[engine].cut(cut))
+            self._spawn(self._cut(self.backends[engine], cut))
 
     def abort(self, member: Member) -> None:
         """Its last chunk is still to come; it holds its slot until then."""
@@ -86,6 +86,14 @@ class Fleet:
         await asyncio.gather(*(pump.close() for pump in self._pumps.values()))
         await asyncio.gather(*self._leaving, return_exceptions=True)
         self._pumps.clear()
+
+    async def _cut(self, backend: Backend, names: list[str]) -> None:
+        try:
+            await backend.cut(names)
+        except Exception as error:  # waited for, they would never come to their boundary
+            for name in names:
+                if name in self._pumps:
+                    self._pumps[name].fail(error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -14,7 +14,7 @@ import untail.rollout.stride
 import untail.rollout.watch  # noqa: F401  (these five register what is in them)
 from untail.backends.base import Capabilities
 from untail.config import Recipe, RolloutConfig, parse
-from untail.errors import ConfigError
+from untail.errors import ConfigError, UserError
 from untail.rollout.live import GroupPlan, LiveGroup, Member, Route
 from untail.rollout.points import (
     MECHANISMS,
@@ -36,17 +36,52 @@ from untail.rollout.points import (
 from untail.types import Group, Prompt
 
 P = TypeVar("P")
+RESTS: dict[Rest, str] = {
+    "close": "closes groups with their finished members",
+    "cancel": "cancels groups whole",
+    "defer": "lets groups go on in the next step",
+}
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """The recipe with every field of its mechanisms written out, and without those it leaves out."""
+    """The recipe with every field of its mechanisms written out, and without those it leaves out. What contradicts
+    itself is refused here, before anything is loaded."""
     configs = {name: MECHANISMS.get(name).Config for name in recipe.mechanisms}  # one left out has to be known, too
     tables = {
         name: parse(configs[name], table, f"mechanisms.{name}").model_dump(mode="json", exclude_none=True)
         for name, table in recipe.mechanisms.items()
         if table is not False
     }
+    Mechanisms(tables, recipe.rollout)
     return recipe.model_copy(update={"mechanisms": tables})
+
+
+class MechanismError(RuntimeError):
+    """A mechanism raised when it was asked: a fault of ours, or of a plug-in's author."""
+
+
+def _ask(mechanism: Any, question: str, *about: Any) -> Any:
+    """What goes wrong in it says whose fault it is, and what it was asked."""
+    try:
+        return getattr(mechanism, question)(*about)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _fault(mechanism, question, error) from error
+
+
+def _one_by_one(mechanism: Any, ranked: Iterator[Prompt]) -> Iterator[Prompt]:
+    try:
+        yield from ranked
+    except Exception as error:
+        raise _fault(mechanism, "rank", error) from error
+
+
+def _fault(mechanism: Any, question: str, error: Exception) -> MechanismError:
+    return MechanismError(
+        f"mechanisms.{mechanism.name} ({type(mechanism).__module__}) failed when it was asked `{question}`: "
+        f"{type(error).__name__}: {error}"
+    )
 
 
 class Mechanisms:
@@ -57,12 +92,14 @@ class Mechanisms:
             MECHANISMS.get(name)
             if table is not False:
                 self.by_name[name] = MECHANISMS.build({**table, "name": name}, f"mechanisms.{name}")
+                self.by_name[name].name = name
         for mechanism in self.by_name.values():
-            mechanism.check(rollout.group, rollout.max_tokens)
+            _ask(mechanism, "check", rollout.group, rollout.max_tokens)
         self._refuse_two_of("ranks prompts", Admit, "rank")
         self._refuse_two_of("sets strides", Strider, "stride")
         self._refuse_two_of("routes members", Lane, "route")
         self._refuse_two_of("places members", Place, "place")
+        self._refuse_two_of("starts new groups in free slots", Lane, "refill")
         self.admits = self._of(Admit)
         self.lanes = self._of(Lane)
         self.places = self._of(Place)
@@ -71,6 +108,8 @@ class Mechanisms:
         self.group_points = self._of(GroupPoint)
         self.finishes = self._of(Finish)
         self.keepers = self._of(Keep)
+        self._refuse_contradicting_rests()
+        self._refuse_useless_patience(rollout)
         self.refills = any(type(lane).refill is not Lane.refill for lane in self.lanes)
 
     def check(self, capabilities: Capabilities, backend: str) -> None:
@@ -93,28 +132,34 @@ class Mechanisms:
         return bool(self.watches) or any(place.every < math.inf for place in self.places)
 
     def rank(self, view: View) -> Iterator[Prompt]:
-        return next((ranked for a in self.admits if (ranked := a.rank(view)) is not None), view.next_in_order())
+        for mechanism in self.admits:
+            ranked = _ask(mechanism, "rank", view)
+            if ranked is not None:
+                return _one_by_one(mechanism, ranked)
+        return view.next_in_order()
 
     def shape(self, plan: GroupPlan, view: View) -> GroupPlan | None:
         for mechanism in self.admits:
-            shaped = mechanism.shape(plan, view)
+            shaped = _ask(mechanism, "shape", plan, view)
             if shaped is None:
                 return None
             plan = shaped
         return plan
 
     def route(self, member: Member, view: View) -> Route:
-        return next((route for lane in self.lanes if (route := lane.route(member, view)) is not None), Route())
+        return next((route for lane in self.lanes if (route := _ask(lane, "route", member, view)) is not None), Route())
 
     def refill(self, view: View) -> int:
-        return max((count for lane in self.lanes if (count := lane.refill(view)) is not None), default=0)
+        return next((count for lane in self.lanes if (count := _ask(lane, "refill", view)) is not None), 0)
 
     def place(self, member: Member, free: Sequence[int], view: View) -> int:
         """By default the emptiest engine."""
-        return next((e for place in self.places if (e := place.place(member, free, view)) is not None), free[0])
+        return next(
+            (e for place in self.places if (e := _ask(place, "place", member, free, view)) is not None), free[0]
+        )
 
     def moves(self, view: View) -> list[Move]:
-        return [move for place in self.places for move in place.moves(view)]
+        return [move for place in self.places for move in _ask(place, "moves", view)]
 
     def stride(self, member: Member, view: View) -> Stride:
         """Within the budget that is left. Pre: there is some."""
@@ -122,7 +167,7 @@ class Mechanisms:
         if member.route.stride is not None:
             stride = Stride(member.route.stride)
         elif self.striders:
-            asked = self.striders[0].stride(member, view)
+            asked = _ask(self.striders[0], "stride", member, view)
             if asked is not None:
                 stride = Stride(round(asked.tokens * member.route.scale), asked.in_place)
         return Stride(max(1, min(stride.tokens, member.left)), stride.in_place)
@@ -130,7 +175,7 @@ class Mechanisms:
     def look(self, member: Member, view: View, stops: bool, off: set[str]) -> Verdict | None:
         """The first verdict; `stops` is whether its patience is over, `off` are reasons that do not count."""
         for mechanism in self.watches:
-            verdict = mechanism.look(member, view)
+            verdict = _ask(mechanism, "look", member, view)
             if verdict is not None and (verdict.act == "cut" or (stops and verdict.reason not in off)):
                 return verdict
         return None
@@ -139,32 +184,50 @@ class Mechanisms:
         """The first verdict on each member."""
         verdicts: dict[str, Verdict] = {}
         for mechanism in self.group_points:
-            verdicts = {**mechanism.decide(group, view), **verdicts}
+            verdicts = {**_ask(mechanism, "decide", group, view), **verdicts}
         return verdicts
 
     def starts(self, view: View) -> int:
         by_default = view.wanted - len(view.groups) - len(view.ready)
-        return max((mechanism.starts(view) for mechanism in self.finishes), default=by_default)
+        return max((_ask(mechanism, "starts", view) for mechanism in self.finishes), default=by_default)
 
     def closes_at(self, view: View) -> float:
-        return min((mechanism.closes_at(view) for mechanism in self.finishes), default=math.inf)
+        return min((_ask(mechanism, "closes_at", view) for mechanism in self.finishes), default=math.inf)
 
     def keeps(self, group: Group, view: View) -> bool:
-        return all(mechanism.keeps(group, view) for mechanism in self.keepers)
+        return all(_ask(mechanism, "keeps", group, view) for mechanism in self.keepers)
 
     def after_step(self, batch: Sequence[Group], view: View) -> None:
         for mechanism in self.by_name.values():
-            mechanism.after_step(batch, view)
+            _ask(mechanism, "after_step", batch, view)
 
     def state(self) -> dict[str, Any]:
-        return {name: mechanism.state() for name, mechanism in self.by_name.items()}
+        return {name: _ask(mechanism, "state") for name, mechanism in self.by_name.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
         for name, mechanism in self.by_name.items():
-            mechanism.restore(state[name])
+            _ask(mechanism, "restore", state[name])
 
     def _of(self, point: Callable[..., P]) -> list[P]:
         return [cast(P, mechanism) for mechanism in self.by_name.values() if isinstance(mechanism, cast(type, point))]
+
+    def _refuse_contradicting_rests(self) -> None:
+        by_name = {name: mechanism for name, mechanism in self.by_name.items() if isinstance(mechanism, Finish)}
+        for name, mechanism in by_name.items():
+            for other, its in by_name.items():
+                if its.rest in mechanism.contradicts:
+                    raise ConfigError(
+                        f"mechanisms.{name} and mechanisms.{other} contradict each other: of what is unfinished when "
+                        f"the step closes, one {RESTS[mechanism.rest]} and the other {RESTS[its.rest]}; leave one out "
+                        f"with --set mechanisms.{other}=false"
+                    )
+
+    def _refuse_useless_patience(self, rollout: RolloutConfig) -> None:
+        if self.watches and rollout.patience is not None and rollout.patience > rollout.max_tokens:
+            raise ConfigError(
+                f"rollout.patience = {rollout.patience} exceeds rollout.max_tokens = {rollout.max_tokens}, so that no "
+                "watcher could ever stop anything; lower it, or leave the watchers out"
+            )
 
     def _refuse_two_of(self, does: str, point: type, method: str) -> None:
         """A question that has one answer: two mechanisms would silently hide one another."""

@@ -4,7 +4,7 @@ Invariant: a rollout that was restored goes on exactly as the one that was saved
 tokens in the same order, and the same draws from then on. Only what is between two steps can be saved.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from untail.history.predictor import Prediction
@@ -27,7 +27,32 @@ MEMBER = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """The first `length` of a list that only grows. A step that is broken off must leave no trace in what is saved, and
+    to copy every token of every deferred trajectory after each step, for a checkpoint every ten, costs too much."""
+
+    values: list[Any]
+    length: int
+
+
 def save(stage: Stage) -> dict[str, Any]:
+    return written(remember(stage))
+
+
+def written(remembered: Any) -> Any:
+    """What `remember` gave, as JSON."""
+    if isinstance(remembered, dict):
+        return {key: written(value) for key, value in remembered.items()}
+    if isinstance(remembered, list):
+        return [written(value) for value in remembered]
+    if isinstance(remembered, _Column):
+        return remembered.values[: remembered.length]
+    return remembered
+
+
+def remember(stage: Stage) -> dict[str, Any]:
+    """The rollout as it is now, however it goes on: cheap, whatever is under way."""
     pool = stage.pool
     return {
         "serial": stage.serial,
@@ -108,7 +133,7 @@ def _load_member(saved: dict[str, Any], group: LiveGroup, prompts: dict[str, Pro
 
 
 def _save_trajectory(trajectory: Trajectory) -> dict[str, Any]:
-    columns = {field.name: _copy(getattr(trajectory, field.name)) for field in fields(Trajectory)}
+    columns = {field.name: _as_it_is(getattr(trajectory, field.name)) for field in fields(Trajectory)}
     segments = [asdict(segment) for segment in trajectory.segments]
     return {**columns, "prompt": trajectory.prompt.id, "segments": segments}
 
@@ -118,6 +143,5 @@ def _load_trajectory(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Traje
     return Trajectory(**{**saved, "prompt": prompts[saved["prompt"]], "segments": segments})
 
 
-def _copy(value: Any) -> Any:
-    """A running trajectory's columns grow; what is saved must not."""
-    return list(value) if isinstance(value, list) else value
+def _as_it_is(value: Any) -> Any:
+    return _Column(value, len(value)) if isinstance(value, list) else value

@@ -153,6 +153,7 @@ class Mechanism:
     class Config(Strict):
         pass
 
+    name: str = ""  # in the recipe; set by whoever makes it from there
     sections: ClassVar[str] = ""  # of the list of mechanisms, "2.1"
     needs_entropy: ClassVar[bool] = False  # refuses a backend that cannot tell a token's entropy
 
@@ -271,6 +272,7 @@ class Finish(ABC):
     """How a step begins and ends. All are asked: the most groups are started, and the earliest time closes."""
 
     rest: Rest = "close"
+    contradicts: tuple[Rest, ...] = ()  # what becomes of the rest under another mechanism, and cannot beside this one
 
     def starts(self, view: View) -> int:
         """New groups at the beginning of a round; by default as many as a batch lacks."""

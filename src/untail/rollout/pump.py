@@ -32,16 +32,27 @@ class Pump:
     def abort(self) -> None:
         """The chunk that says how it ended is still to come."""
         self._orders.put_nowait(0)  # should it come to a boundary first, it only reads on
-        self._abort = asyncio.create_task(self.backend.abort([self.name]))
+        self._abort = asyncio.create_task(self._try_to_abort())
+
+    def fail(self, error: Exception) -> None:
+        """Its engine cannot be told what to do with it: once its stream is closed, nothing is heard of it but this."""
+        self._task.add_done_callback(lambda task: self._put(error))
+        self._task.cancel()
 
     async def done(self) -> None:
         """Nothing more comes from it."""
-        await asyncio.gather(self._task, *([self._abort] if self._abort else []))
+        await asyncio.gather(self._task, *([self._abort] if self._abort else []), return_exceptions=True)
 
     async def close(self) -> None:
         """Wherever it is; its sequence is aborted."""
         self._task.cancel()
         await asyncio.gather(self._task, *([self._abort] if self._abort else []), return_exceptions=True)
+
+    async def _try_to_abort(self) -> None:
+        try:
+            await self.backend.abort([self.name])
+        except Exception as error:
+            self.fail(error)
 
     async def _run(self, spec: SequenceSpec) -> None:
         end: End | None = None

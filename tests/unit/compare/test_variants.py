@@ -33,6 +33,12 @@ def test_recipes_by_name(recipe):
     assert not any(variant.may_fail for variant in variants)
 
 
+def test_a_recipe_named_again_gets_a_number(recipe):
+    assert [variant.name for variant in named(["grpo", recipe, "grpo"], loader({}, ["steps=7"]))] == [
+        *("grpo", "mine", "grpo (2)")
+    ]
+
+
 def test_an_unknown_recipe():
     with pytest.raises(ConfigError, match="unknown recipe 'grpoo'; did you mean 'grpo'"):
         named(["grpo", "grpoo"], loader({}, []))

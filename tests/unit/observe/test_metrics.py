@@ -121,6 +121,15 @@ def test_a_slot_is_held_from_start_or_resume_until_it_is_left(log):
     assert step_metrics(log.events, 4)["slot_bubble"] == pytest.approx(1 - held / (4 * 10))
 
 
+def test_slots_that_are_never_empty_have_no_bubble_and_not_a_negative_one(log):
+    for name, begin, end in (("a0", 0, 0.3), ("a1", 0.3, 0.9), ("a2", 0.9, 1.7)):
+        log.whole(name, begin, end, 10, 1.0)
+    log.train(1.7, *(member(f"a{n}", 10, 1.0) for n in range(3)))
+    log.over(1.7, 1.7, 1.7, generated=30, busy_s=1.8)
+    row = step_metrics(log.events, concurrency=1)
+    assert (f"{row['slot_bubble']:.1%}", f"{row['device_bubble']:.1%}") == ("0.0%", "0.0%")
+
+
 def test_what_was_thrown_away_and_why(log):
     for number in range(8):
         log.start(f"a{number}", 0)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -264,3 +265,13 @@ def test_bad_settings() -> None:
         Scorer({"t": {"name": "numerik"}})
     with pytest.raises(ConfigError, match="0 workers"):
         Scorer({"t": {"name": "numeric"}}, workers=0)
+
+
+def test_a_foreman_whose_trainer_is_gone_ends_without_a_word():
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "untail.rewards.foreman", str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
+    ours.close()
+    theirs.close()
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, "")

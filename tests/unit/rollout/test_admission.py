@@ -134,6 +134,7 @@ def test_where_everything_is_refused_a_step_with_nothing_gets_plain_groups():
     s = Setting(shapes(budget=7), Refuses)
     assert s.admit(2) == 2
     assert {group.plan.budget for group in s.stage.pool.live.values()} == {100}
+    assert [event.get("anyway") for event in s.events if event["e"] == "admit"] == [True, True]
     assert s.admit(2) == 0  # now there is something
 
 

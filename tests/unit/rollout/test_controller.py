@@ -512,6 +512,39 @@ def test_an_engine_that_fails_later_lets_the_step_end_with_what_there_is():
     assert len(step.all("fail")) > 2
 
 
+def refuses(rig: Rig, order: str, prompt: int) -> Rig:
+    """An engine that raises when it is told this about members of this prompt."""
+    backend, real = rig.backend, getattr(rig.backend, order)
+
+    async def raising(names):
+        if any(backend.alive[name].spec.tokens[0] == prompt for name in names):
+            raise OSError(f"cannot {order}")
+        await real(names)
+
+    setattr(backend, order, raising)
+    return rig
+
+
+def test_an_engine_that_cannot_abort_costs_that_trajectory_and_not_the_step():
+    """It was stopped and is trained with what it had; its slot is free again."""
+    rig = Rig(lengths(default=9), {}, stops(3, who=lambda p, m: (p, m) == (0, 1)), watch_every=1, patience=1)
+    step = refuses(rig, "abort", prompt=0).step()
+    assert (step.label(step.one("fail")["id"]), step.one("fail")["error"]) == ("0/1", "cannot abort")
+    assert {name: len(t.tokens) for name, t in step.trained.items()} == {"0/0": 9, "0/1": 3, "1/0": 9, "1/1": 9}
+
+
+def test_an_engine_that_cannot_cut_costs_those_trajectories_and_not_the_step():
+    """A step of which half is to be deferred."""
+    scripts = by(lambda p, m: 3 if p == 1 else 40)
+    rig = Rig(scripts, {"defer": {}}, stops(99), prompts=1, watch_every=1, slots=4)
+    rig = refuses(rig, "cut", prompt=0)
+    rig.mechanisms.finishes[0].starts = lambda view: 2 - len(view.groups) - len(view.ready)
+    step = rig.step()
+    assert step.groups("train") == ["1"]
+    assert sorted(step.label(event["id"]) for event in step.all("fail")) == ["0/0", "0/1"]
+    assert {event["error"] for event in step.all("fail")} == {"cannot cut"}
+
+
 def test_a_scorer_that_raises_costs_its_own_trajectory_alone():
     scripts = by(lambda p, m: Script(4, score_fails=(p, m) == (0, 2)))
     step = Rig(scripts, group=3).step()

@@ -12,7 +12,7 @@ from untail.backends.base import Capabilities
 from untail.config import RolloutConfig, load_recipe, recipe_names
 from untail.errors import ConfigError
 from untail.rollout.live import Route
-from untail.rollout.mechanisms import Mechanisms, resolved
+from untail.rollout.mechanisms import MechanismError, Mechanisms, resolved
 from untail.rollout.points import Admit, Lane, Mechanism, Move, Place, Strider, Verdict
 
 CONFIG = RolloutConfig(max_tokens=8192)
@@ -72,6 +72,67 @@ def test_a_length_over_the_budget_is_refused():
         Mechanisms({"pyramid": {"first": 20000}}, config)
     with pytest.raises(ConfigError, match=r"mechanisms.fixed.segments = 99 .* rollout.max_tokens = 50"):
         Mechanisms({"fixed": {"segments": 99}}, RolloutConfig(max_tokens=50))
+
+
+def test_two_that_fill_free_slots_contradict_each_other():
+    with pytest.raises(
+        ConfigError, match=r"generations and mechanisms.compaction contradict.*new groups in free slots"
+    ):
+        made(generations={}, compaction={})
+
+
+CONTRADICTIONS = {
+    "dropped or deferred": {"oversample": {"rest": "drop"}, "defer": {}},
+    "asked anew or deferred": {"tail_batch": {}, "defer": {}},
+    "asked anew or kept as partials": {"tail_batch": {}, "oversample": {"rest": "defer"}},
+    "a long round that waits for all, or not": {"tail_batch": {}, "deadline": {}},
+    "asked anew or dropped": {"oversample": {"rest": "drop"}, "tail_batch": {}},
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_what_cannot_become_of_the_same_rest_is_refused(case):
+    tables = CONTRADICTIONS[case]
+    for names in (list(tables), list(tables)[::-1]):
+        with pytest.raises(
+            ConfigError, match=r"contradict each other: of what is unfinished .*; leave one out"
+        ) as error:
+            made(**{name: tables[name] for name in names})
+        assert all(f"mechanisms.{name}" in str(error.value) for name in names)
+
+
+def test_what_goes_together_is_not_refused():
+    assert made(oversample={"rest": "drop"}, deadline={}).rest == "close"  # whichever comes first closes
+    assert made(deadline={}, defer={}).rest == "defer"
+    assert made(oversample={"rest": "defer"}, defer={}).rest == "defer"
+    assert made(dynamic={}, defer={}).rest == "defer"
+    assert made(dynamic={}, tail_batch={}).rest == "cancel"
+
+
+def test_patience_beyond_the_budget_is_refused():
+    with pytest.raises(ConfigError, match=r"rollout.patience = 101 exceeds rollout.max_tokens = 100.*; lower it"):
+        Mechanisms({"loop": {}}, RolloutConfig(max_tokens=100, patience=101))
+    Mechanisms({"fixed": {}}, RolloutConfig(max_tokens=100, patience=101))  # nobody watches
+
+
+FIXES = {
+    "more than all slots": ("buckets", {"short": 3}, r"short = 3.0 times .*base = 0.5 is more .*; set it to at most 2"),
+    "upside down": ("buckets", {"long": 1.5, "short": 1}, r"long = 1.5 exceeds .*short = 1.0.*; lower it"),
+    "unfinished small": ("unfinished", {"small": 2000}, "2000, 1024 and 4096; lower mechanisms.unfinished.small"),
+    "unfinished large": ("unfinished", {"large": 5000}, "512, 5000 and 4096; lower mechanisms.unfinished.large"),
+    "unfinished few": ("unfinished", {"few": 0.9}, r"few = 0.9 must be below .*many = 0.8; lower it"),
+    "remainder floor": ("remainder", {"floor": 9, "cap": 8}, r"floor = 9 must not exceed .*cap = 8; lower it"),
+    "entropy strides": ("entropy", {"min_stride": 9, "max_stride": 8}, r"min_stride = 9 must not .* = 8; lower it"),
+    "collapse n-gram": ("collapse", {"ngram": 129}, r"ngram = 129 must not exceed .* = 128; lower it"),
+    "no fields at all": ("defer", {"x": 1}, r"unknown key 'mechanisms.defer.x'; nothing can be set here: leave it out"),
+}
+
+
+@pytest.mark.parametrize("case", FIXES)
+def test_what_is_refused_comes_with_a_fix(case):
+    name, table, sentence = FIXES[case]
+    with pytest.raises(ConfigError, match=sentence):
+        made(**{name: table})
 
 
 def test_a_rate_of_one_is_refused():
@@ -168,15 +229,13 @@ def test_a_route_or_a_place_is_one_mechanism_s_business():
     assert mechanisms.looks
 
 
-def test_the_largest_refill_holds_and_there_is_none_without_an_answer():
-    assert made(refills(2), refills(5)).refill(FakeView()) == 5
-
+def test_one_says_how_much_is_refilled_and_without_an_answer_nothing_is():
     class Silent(Mechanism, Lane):
         pass
 
     assert not made(Silent).refills
     assert made(Silent, refills(0)).refills
-    assert made(Silent, refills(0)).refill(FakeView()) == 0
+    assert made(Silent, refills(5)).refill(FakeView()) == 5
 
 
 @pytest.mark.parametrize(
@@ -279,3 +338,33 @@ def test_a_mechanism_that_is_left_out_has_to_be_known():
     for use in (resolved, lambda recipe: Mechanisms(recipe.mechanisms, recipe.rollout)):
         with pytest.raises(ConfigError, match="unknown mechanism 'lop'; did you mean 'loop'"):
             use(recipe)
+
+
+# ---- one that fails ----------------------------------------------------------------------------------------------
+
+
+def test_one_that_raises_is_named_with_what_it_was_asked():
+    class Broken(Mechanism, Admit, Strider):
+        def rank(self, view):
+            yield from view.prompts[:1]
+            raise ZeroDivisionError("no prompts left")
+
+        def stride(self, member, view):
+            return {}["x"]
+
+    mechanisms, view = made(Broken), FakeView()
+    with pytest.raises(MechanismError, match=r"mechanisms.m0 \(.*\) failed when it was asked `stride`: KeyError: 'x'"):
+        mechanisms.stride(member(), view)
+    ranked = mechanisms.rank(view)
+    next(ranked)
+    with pytest.raises(MechanismError, match=r"mechanisms.m0 .* asked `rank`: ZeroDivisionError: no prompts left"):
+        next(ranked)
+
+
+def test_what_a_mechanism_says_about_the_users_input_stays_as_it_is():
+    class Refuses(Mechanism):
+        def check(self, group, budget):
+            raise ConfigError("mechanisms.m0.x = 1 is odd; set it to 2")
+
+    with pytest.raises(ConfigError, match=r"^mechanisms.m0.x = 1 is odd; set it to 2$"):
+        made(Refuses)

@@ -115,14 +115,31 @@ def test_what_was_saved_stays_as_it_was():
     async def run():
         rig = make("april")
         await take(rig, 2)
-        saved = memory.save(rig.stage)
-        then = json.dumps(saved)
+        remembered = memory.remember(rig.stage)
+        then = json.dumps(memory.written(remembered))
         await take(rig, 2)
         await rig.close()
-        return saved, then
+        return remembered, then
 
-    saved, then = run_virtual(run())
-    assert json.dumps(saved) == then
+    remembered, then = run_virtual(run())
+    assert json.dumps(memory.written(remembered)) == then
+
+
+def test_to_remember_copies_no_tokens():
+    """They are written once, when a checkpoint is."""
+
+    async def run():
+        rig = make("elastic")
+        await take(rig, 2)
+        remembered = memory.remember(rig.stage)
+        columns = [m["trajectory"]["tokens"] for group in remembered["live"] for m in group["members"]]
+        tokens = [m.trajectory.tokens for group in rig.stage.pool.live.values() for m in group.members]
+        await rig.close()
+        return columns, tokens
+
+    columns, tokens = run_virtual(run())
+    assert any(tokens)
+    assert all(column.values is own for column, own in zip(columns, tokens, strict=True))
 
 
 @pytest.mark.parametrize("setting", ["elastic", "unfinished", "two engines", "rollpacker"])

@@ -11,6 +11,7 @@ their task's median, and a lane for all of them would leave half of the slots em
 from typing import Any, Literal
 
 from untail.config import PositiveFloat, PositiveInt, Strict
+from untail.errors import ConfigError
 from untail.history.predictor import Prediction
 from untail.rollout.admit.shared import PerStep, PositiveShare, is_failing
 from untail.rollout.live import GroupPlan, Member, Route
@@ -23,7 +24,7 @@ class Buckets(Mechanism, Admit, Lane):
 
     class Config(Strict):
         base: PositiveShare = 0.5  # of all slots
-        short: PositiveFloat = 2.0  # times the base, up to all slots
+        short: PositiveFloat = 2.0  # times the base
         long: PositiveFloat = 0.5
         failing_streak: PositiveInt = 3
         failing_budget: PositiveShare = 0.5  # of the predicted length
@@ -32,6 +33,20 @@ class Buckets(Mechanism, Admit, Lane):
     def __init__(self, config: Any):
         super().__init__(config)
         self.terciles = PerStep(_terciles)
+
+    def check(self, group: int, budget: int) -> None:
+        base = self.config.base
+        for field, factor in (("short", self.config.short), ("long", self.config.long)):
+            if base * factor > 1:
+                raise ConfigError(
+                    f"mechanisms.buckets.{field} = {factor} times mechanisms.buckets.base = {base} is more than all "
+                    f"slots; set it to at most {1 / base:g}"
+                )
+        if self.config.long > self.config.short:
+            raise ConfigError(
+                f"mechanisms.buckets.long = {self.config.long} exceeds mechanisms.buckets.short = {self.config.short}: "
+                "long responses would have more slots than short ones; lower it"
+            )
 
     def shape(self, plan: GroupPlan, view: View) -> GroupPlan | None:
         if self._bucket(plan.predicted, view) != "long":

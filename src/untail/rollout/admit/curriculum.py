@@ -2,7 +2,8 @@
 
     budget = fraction x difficulty x the longest response
     fraction: 1/8 at first; x 2, up to 1, each time the EMA of the step's mean reward is 0.05 above where it was at the
-        last doubling (at first: above that of the first step)
+        last doubling (at first: above that of the first step), and also when more than half of a step's responses were
+        cut at their budget: with a short longest response 1/8 of it may hold no answer at all, and no reward would rise
     difficulty: linear from 1.5 (never solved) to 0.5 (always solved) in the success rate; while that is unknown, the
         prompt's length over the mean prompt's, within the same bounds
     once the fraction is 1: half of this for prompts with a success rate above 0.8
@@ -30,6 +31,7 @@ class Curriculum(Mechanism, Admit):
     class Config(Strict):
         start: PositiveShare = 1 / 8  # of the longest response
         rise: PositiveFloat = 0.05  # of the reward EMA, for a doubling
+        starved: Share = 0.5  # of a step's responses that were cut, for a doubling all the same
         memory: Annotated[float, Field(ge=0, lt=1)] = 0.9  # what a step leaves of the EMA
         easiest: PositiveFloat = 0.5  # difficulty of a prompt that is always solved
         hardest: PositiveFloat = 1.5  # of one that never is
@@ -63,14 +65,15 @@ class Curriculum(Mechanism, Admit):
         return plan
 
     def after_step(self, batch: Sequence[Group], view: View) -> None:
-        rewards = [t.reward for group in batch for t in group.trajectories if not t.masked]
-        if not rewards:
+        trained = [t for group in batch for t in group.trajectories if not t.masked]
+        if not trained:
             return
-        mean = fmean(rewards)
+        mean = fmean(t.reward for t in trained)
+        cut = sum(t.end == "length" for t in trained) / len(trained)
         self.ema = mean if self.ema is None else self.config.memory * self.ema + (1 - self.config.memory) * mean
         if self.mark is None:
             self.mark = self.ema
-        elif self.ema >= self.mark + self.config.rise:
+        if self.ema >= self.mark + self.config.rise or cut > self.config.starved:
             self.fraction, self.mark = min(1.0, 2 * self.fraction), self.ema
 
     def state(self) -> dict[str, Any]:

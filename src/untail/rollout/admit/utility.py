@@ -9,7 +9,9 @@ costs lie at the floor and the gain alone decides; under full load the length co
 purely by gain: long hard prompts are never starved.
 """
 
+import math
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from statistics import fmean
 from typing import Any
 
@@ -32,28 +34,27 @@ class Utility(Vade):
     def __init__(self, config: Any):
         super().__init__(config)
         self.lengths = PerStep(self._lengths)
-        self.at_full_load = PerStep(self._order)
-
-    def rank(self, view: View) -> Iterator[Prompt] | None:
-        return self._places(view)
+        self.by_rate = PerStep(self._by_rate)
+        self.at_full_load = PerStep(lambda view: list(self._order(view, 1.0)))
+        self.numbers = PerStep(lambda view: {prompt.id: n for n, (_, prompt) in enumerate(self.drawn.at(view))})
 
     def _places(self, view: View) -> Iterator[Prompt]:
         """By the present cost for as many groups as find free slots, then as if every slot were taken; and last what
         the step has asked."""
-        prompts = [prompt for _, prompt in self.drawn.at(view)]
-        asked = [number for number, prompt in enumerate(prompts) if prompt.id in self.asked.at(view)]
+        drawn, numbers = self.drawn.at(view), self.numbers.at(view)
+        asked = sorted(numbers[name] for name in self.asked.at(view))
         free = max(0, view.concurrency - view.running) // view.group
-        by_gain, taken = iter(range(len(prompts))), iter(self.at_full_load.at(view))
-        slack = iter(self._order(view, self._marginal(view)) if free else [])
+        by_gain, taken = iter(range(len(drawn))), iter(self.at_full_load.at(view))
+        slack = self._order(view, self._marginal(view))
         seen = set(asked)
         # Places are counted over rounds and steps: with few groups in each, too, every 20th goes by gain.
         first = (view.step - 1) * view.wanted + len(asked)
-        for place in range(len(prompts) - len(asked)):
+        for place in range(len(drawn) - len(asked)):
             order = by_gain if self._is_by_gain(first + place) else slack if place < free else taken
             number = next(number for number in order if number not in seen)
             seen.add(number)
-            yield prompts[number]
-        yield from (prompts[number] for number in asked)
+            yield drawn[number][1]
+        yield from (drawn[number][1] for number in asked)
 
     def _is_by_gain(self, place: int) -> bool:
         """The whole places owed to the gain become one more here; the addend keeps a whole number from being 0.99."""
@@ -66,13 +67,30 @@ class Utility(Vade):
         one_more = view.step_seconds(running + 1) - view.step_seconds(running)
         return one_more * slots / view.step_seconds(slots)
 
-    def _order(self, view: View, per_token: float = 1.0) -> list[int]:
-        """Places in the order of gain, the highest gain per cost first."""
-        worth = [
-            gain / max(length * per_token, self.config.floor_tokens)
-            for (gain, _), length in zip(self.drawn.at(view), self.lengths.at(view), strict=True)
-        ]
-        return sorted(range(len(worth)), key=lambda number: -worth[number])
+    def _order(self, view: View, per_token: float) -> Iterator[int]:
+        """Places in the order of gain, the highest gain per cost first.
+
+        That is the smaller of gain / floor and gain / (length x what a token costs), and the orders by each alone are
+        known for the whole step. So both are read side by side, and whoever is worth more than all that can still come
+        goes next: the cost of a token changes with every refill, and to sort all prompts for it would take too long."""
+        drawn, lengths, floor = self.drawn.at(view), self.lengths.at(view), self.config.floor_tokens
+        worth = lambda number: drawn[number][0] / max(lengths[number] * per_token, floor)
+        met: set[int] = set()
+        waiting: list[tuple[float, int]] = []  # a heap
+        for by_gain, by_rate in enumerate(self.by_rate.at(view)):
+            for number in {by_gain, by_rate} - met:
+                met.add(number)
+                heappush(waiting, (-worth(number), number))
+            most = min(drawn[by_gain][0] / floor, _over(drawn[by_rate][0], lengths[by_rate] * per_token))
+            while waiting and -waiting[0][0] > most:
+                yield heappop(waiting)[1]
+        while waiting:
+            yield heappop(waiting)[1]
+
+    def _by_rate(self, view: View) -> list[int]:
+        """Places in the order of gain, the highest gain per predicted token first."""
+        drawn, lengths = self.drawn.at(view), self.lengths.at(view)
+        return sorted(range(len(drawn)), key=lambda number: -_over(drawn[number][0], lengths[number]))
 
     def _lengths(self, view: View) -> list[float]:
         """Predicted, in the order of gain; what is unknown is as long as the others are on average."""
@@ -80,3 +98,8 @@ class Utility(Vade):
         known = [p.mean for p in predicted if p.source != "unknown"]
         usual = fmean(known) if known else self.config.unknown * view.budget
         return [usual if p.source == "unknown" else p.mean for p in predicted]
+
+
+def _over(gain: float, tokens: float) -> float:
+    """Where a token costs nothing, the floor alone counts."""
+    return gain / tokens if tokens > 0 else math.inf

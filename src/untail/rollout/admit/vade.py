@@ -70,8 +70,13 @@ class Vade(Mechanism, Admit):
 
     def rank(self, view: View) -> Iterator[Prompt] | None:
         """What the step has asked comes last: in a second round it would be the first choice again."""
-        prompts = [prompt for _, prompt in self.drawn.at(view)]
-        return iter(sorted(prompts, key=lambda prompt: prompt.id in self.asked.at(view)))
+        return self._places(view)
+
+    def _places(self, view: View) -> Iterator[Prompt]:
+        """One at a time: a refill takes a few of perhaps 100,000."""
+        drawn, asked = self.drawn.at(view), frozenset(self.asked.at(view))
+        yield from (prompt for _, prompt in drawn if prompt.id not in asked)
+        yield from (prompt for _, prompt in drawn if prompt.id in asked)
 
     def shape(self, plan: GroupPlan, view: View) -> GroupPlan | None:
         self.asked.at(view).add(plan.prompt.id)

@@ -34,12 +34,15 @@ class Oversample(Mechanism, Finish):
         def _schedule_rises(self) -> "Oversample.Config":
             steps = [step for step, _ in self.schedule]
             if steps != sorted(set(steps)):
-                raise ValueError(f"oversample.schedule has the steps {steps}; give each once, in rising order")
+                raise ValueError(
+                    f"mechanisms.oversample.schedule has the steps {steps}; give each once, in rising order"
+                )
             return self
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.rest = "close" if config.rest == "drop" else "defer"
+        self.contradicts = ("defer",) if config.rest == "drop" else ()  # it was asked to drop them
         self._budget_share = 1.0
 
     def starts(self, view: View) -> int:

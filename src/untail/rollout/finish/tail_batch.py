@@ -21,6 +21,7 @@ from untail.types import Group, Prompt
 class TailBatch(Mechanism, Admit, Finish):
     sections = "6.5"
     rest = "cancel"
+    contradicts = ("defer", "close")  # what is left over is asked anew, in a long round that waits for all
 
     class Config(Strict):
         prompts: Annotated[float, Field(ge=1)] = 1.25

@@ -61,7 +61,7 @@ class Entropy(Mechanism, Strider, Watch):
         if self.config.min_stride > self.config.max_stride:
             raise ConfigError(
                 f"mechanisms.entropy.min_stride = {self.config.min_stride} must not exceed "
-                f"mechanisms.entropy.max_stride = {self.config.max_stride}"
+                f"mechanisms.entropy.max_stride = {self.config.max_stride}; lower it"
             )
         refuse_over_budget("mechanisms.entropy.max_stride", self.config.max_stride, budget)
 

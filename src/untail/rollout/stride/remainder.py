@@ -34,7 +34,7 @@ class Remainder(Mechanism, Strider):
         if self.config.floor > self.config.cap:
             raise ConfigError(
                 f"mechanisms.remainder.floor = {self.config.floor} must not exceed mechanisms.remainder.cap = "
-                f"{self.config.cap}"
+                f"{self.config.cap}; lower it"
             )
         refuse_over_budget("mechanisms.remainder.cap", self.config.cap, budget)
 

@@ -40,12 +40,13 @@ class Unfinished(Mechanism, Strider):
         config = self.config
         if config.few >= config.many:
             raise ConfigError(
-                f"mechanisms.unfinished.few = {config.few} must be below mechanisms.unfinished.many = {config.many}"
+                f"mechanisms.unfinished.few = {config.few} must be below mechanisms.unfinished.many = {config.many}; "
+                "lower it"
             )
         if not config.small <= config.large <= config.cap:
             raise ConfigError(
                 f"mechanisms.unfinished needs small <= large <= cap, but they are {config.small}, {config.large} and "
-                f"{config.cap}"
+                f"{config.cap}; lower mechanisms.unfinished.{'small' if config.small > config.large else 'large'}"
             )
         refuse_over_budget("mechanisms.unfinished.cap", config.cap, budget)
 

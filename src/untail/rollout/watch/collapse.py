@@ -29,7 +29,7 @@ class Collapse(Watcher):
         if self.config.require_repetition and self.config.ngram > self.config.window:
             raise ConfigError(
                 f"mechanisms.collapse.ngram = {self.config.ngram} must not exceed mechanisms.collapse.window = "
-                f"{self.config.window}"
+                f"{self.config.window}; lower it"
             )
 
     def fires(self, member: Member, view: View) -> bool:

@@ -113,3 +113,17 @@ def test_bad_config(field, value):
 def test_contradiction():
     with pytest.raises(ConfigError, match=r"mechanisms\.curriculum\.easiest = 2.0 exceeds"):
         build("curriculum", easiest=2.0)
+
+
+def test_a_budget_that_cuts_most_responses_doubles_though_no_reward_rises():
+    """With 512 tokens an eighth may be too short for any answer."""
+    view, curriculum = FakeView(budget=512), build("curriculum")
+
+    def after_a_step(cut: int) -> float:
+        group = whole(make_prompt(), [-0.1] * 8)
+        for trajectory in group.trajectories[:cut]:
+            trajectory.end = "length"
+        curriculum.after_step([group], view)
+        return curriculum.fraction
+
+    assert [after_a_step(cut) for cut in (8, 5, 4, 4, 8, 8)] == [1 / 4, 1 / 2, 1 / 2, 1 / 2, 1, 1]

@@ -1,6 +1,7 @@
 """Utility per second: VADE's gain over what a response costs."""
 
 import json
+from itertools import islice
 
 import pytest
 from tests.helpers.rollout import FakeView, make_plan, make_prompt, whole
@@ -66,6 +67,46 @@ def test_after_the_free_slots_the_length_counts_in_full():
     by_gain = list(build("vade").rank(view))
     full = [p for p in build("utility", by_gain=0).rank(some_view()) if p not in by_gain[:3]]
     assert ranked == by_gain[:3] + full
+
+
+@pytest.mark.parametrize("per_token", [0.0, 0.01, 0.3, 1.0, 7.0])
+def test_the_lazy_order_is_the_sorted_one(per_token):
+    view = FakeView(prompts=[make_prompt(n) for n in range(60)])
+    for number, prompt in enumerate(view.prompts):
+        remember(view, prompt, [0.0], 1 + 37 * number**2 % 2000)
+    utility = build("utility")
+    worth = [
+        gain / max(length * per_token, 64)
+        for (gain, _), length in zip(utility.drawn.at(view), utility.lengths.at(view), strict=True)
+    ]
+    assert list(utility._order(view, per_token)) == sorted(range(60), key=lambda number: -worth[number])
+
+
+@pytest.mark.parametrize("name", ["vade", "utility"])
+def test_a_refill_looks_at_few_of_many_prompts(name):
+    view = FakeView(prompts=[make_prompt(n) for n in range(2000)], running=32, tau_per_sequence=1e-4)
+    mechanism = build(name)
+    list(mechanism.rank(view))  # a step's first ranking looks at all
+    looked = CountedList(mechanism.drawn.at(view))
+    mechanism.drawn._known = (view.step, looked)
+    for prompt in islice(mechanism.rank(view), 4):
+        mechanism.shape(make_plan(prompt), view)
+    assert 0 < looked.reads < 200
+
+
+class CountedList(list):
+    """How many of its items were read."""
+
+    reads = 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            self.reads += 1
+            yield item
+
+    def __getitem__(self, place):
+        self.reads += 1
+        return super().__getitem__(place)
 
 
 def view_of_long_gain(**fields):
