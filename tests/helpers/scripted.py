@@ -9,13 +9,14 @@ written down.
 import asyncio
 import heapq
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from untail.backends.base import Capabilities, Load, LoopClock
 from untail.errors import RequestError, SequenceStateError
-from untail.types import Chunk, SequenceSpec
+from untail.types import Chunk, Forked, SequenceSpec
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,15 @@ class Sequence:
 
 
 class Scripted:
-    def __init__(self, scripts: Scripts, latency: float = 1.0, entropy: str = "exact", ticker: Ticker | None = None):
-        self.capabilities = Capabilities(entropy=entropy, fork="none", hidden=False, draft=False)
+    def __init__(
+        self,
+        scripts: Scripts,
+        latency: float = 1.0,
+        entropy: str = "exact",
+        ticker: Ticker | None = None,
+        fork: str = "cow",
+    ):
+        self.capabilities = Capabilities(entropy=entropy, fork=fork, hidden=False, draft=False)
         self.clock = LoopClock()
         self.scripts = scripts
         self.latency = latency
@@ -91,6 +99,7 @@ class Scripted:
         self.computed = self.sampled = 0
         self.calls: list[tuple[Any, ...]] = []
         self.alive: dict[str, Sequence] = {}
+        self.forks = count(100)
         self.most = 0  # that ran at once
 
     def called(self, kind: str) -> list[Any]:
@@ -111,20 +120,46 @@ class Scripted:
         self.alive[spec.id] = sequence
         self.computed += len(spec.tokens)
         self.most = max(self.most, self.running)
+        async with aclosing(self._read(sequence)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def stream(self, name: str) -> AsyncGenerator[Chunk, None]:
+        """Of the child of a fork."""
+        async with aclosing(self._read(self.alive[name])) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> Forked:
+        """The children follow the scripts of members 100, 101 and so on, over the whole backend."""
+        self.calls.append(("fork", name, list(streams), temperatures))
+        parent = self._at_boundary(name)
+        children = []
+        for stream in streams:
+            child = f"{name}/{next(self.forks)}"
+            spec = replace(parent.spec, id=child, stream=stream)
+            script = script_of(self.scripts, spec.tokens, child)
+            self.alive[child] = Sequence(spec, script, parent.made, 0, rests=True)
+            children.append(child)
+        return Forked(parent.made, children)
+
+    async def _read(self, sequence: Sequence) -> AsyncGenerator[Chunk, None]:
         try:
-            while True:
+            await self._at_rest(sequence)
+            while sequence.order != "release":
                 chunk = await self._chunk(sequence)
                 sequence.rests = chunk.end == "boundary"
                 yield chunk
                 if chunk.end in ("stop", "abort"):
                     return
-                while sequence.rests and sequence.order is None:
-                    sequence.woken.clear()
-                    await sequence.woken.wait()
-                if sequence.order == "release":
-                    return
+                await self._at_rest(sequence)
         finally:
-            del self.alive[spec.id]
+            del self.alive[sequence.spec.id]
+
+    async def _at_rest(self, sequence: Sequence) -> None:
+        while sequence.rests and sequence.order is None:
+            sequence.woken.clear()
+            await sequence.woken.wait()
 
     async def extend(self, name: str, budget: int) -> None:
         self.calls.append(("extend", name, budget))

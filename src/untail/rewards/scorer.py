@@ -34,6 +34,14 @@ class Score:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PartialScore:
+    """None: it cannot tell yet, or it failed."""
+
+    value: float | None
+    failure: str | None = None
+
+
 class Scorer:
     """Belongs to the event loop it is first used in. The processes start with the first answer, or with `start`."""
 

@@ -9,9 +9,10 @@ from typing import Any, TypeVar, cast
 
 import untail.rollout.admit
 import untail.rollout.finish
+import untail.rollout.group
 import untail.rollout.lanes
 import untail.rollout.stride
-import untail.rollout.watch  # noqa: F401  (these five register what is in them)
+import untail.rollout.watch  # noqa: F401  (these six register what is in them)
 from untail.backends.base import Capabilities
 from untail.config import Recipe, RolloutConfig, parse
 from untail.errors import ConfigError
@@ -19,6 +20,7 @@ from untail.rollout.live import GroupPlan, LiveGroup, Member, Route
 from untail.rollout.points import (
     MECHANISMS,
     Admit,
+    Copy,
     Finish,
     GroupPoint,
     Keep,
@@ -63,6 +65,7 @@ class Mechanisms:
         self._refuse_two_of("sets strides", Strider, "stride")
         self._refuse_two_of("routes members", Lane, "route")
         self._refuse_two_of("places members", Place, "place")
+        self._refuse_two_of("copies members", GroupPoint, "copies")
         self.admits = self._of(Admit)
         self.lanes = self._of(Lane)
         self.places = self._of(Place)
@@ -71,6 +74,10 @@ class Mechanisms:
         self.group_points = self._of(GroupPoint)
         self.finishes = self._of(Finish)
         self.keepers = self._of(Keep)
+        self.wants_hidden = any(mechanism.wants_hidden for mechanism in self.by_name.values())
+        self.wants_partial = any(mechanism.wants_partial for mechanism in self.by_name.values())
+        watchers = (mechanism for mechanism in self.by_name.values() if isinstance(mechanism, Watch))
+        self.watchers_want_partial = any(mechanism.wants_partial for mechanism in watchers)
         self.refills = any(type(lane).refill is not Lane.refill for lane in self.lanes)
 
     def check(self, capabilities: Capabilities, backend: str) -> None:
@@ -79,6 +86,11 @@ class Mechanisms:
                 raise ConfigError(
                     f"mechanisms.{name} needs the entropy of every token, which the backend {backend!r} does not give; "
                     f"use another backend, or leave it out with --set mechanisms.{name}=false"
+                )
+            if mechanism.needs_fork and capabilities.fork == "none":
+                raise ConfigError(
+                    f"mechanisms.{name} copies running sequences, which the backend {backend!r} cannot; use another "
+                    f"backend, or leave it out with --set mechanisms.{name}=false"
                 )
 
     @property
@@ -135,12 +147,8 @@ class Mechanisms:
                 return verdict
         return None
 
-    def decide(self, group: LiveGroup, view: View) -> dict[str, Verdict]:
-        """The first verdict on each member."""
-        verdicts: dict[str, Verdict] = {}
-        for mechanism in self.group_points:
-            verdicts = {**mechanism.decide(group, view), **verdicts}
-        return verdicts
+    def copies(self, group: LiveGroup, places: int, view: View) -> list[Copy]:
+        return [copy for mechanism in self.group_points for copy in mechanism.copies(group, places, view)]
 
     def starts(self, view: View) -> int:
         by_default = view.wanted - len(view.groups) - len(view.ready)

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 from tests.helpers.rig import make_mechanisms
 from tests.helpers.rollout import FakeView, make_group, make_plan, make_prompt, whole, write
-from tests.helpers.tiny import closes, keeps, prunes, refills, routes, shapes, stops, strides
+from tests.helpers.tiny import closes, keeps, refills, routes, shapes, stops, strides
 
 from untail.backends.base import Capabilities
 from untail.config import RolloutConfig, load_recipe, recipe_names
@@ -108,7 +108,7 @@ def test_with_none_it_is_plain_grpo():
     assert mechanisms.place(one, [2, 0], view) == 2
     assert (mechanisms.stride(one, view).tokens, mechanisms.stride(one, view).in_place) == (80, False)
     assert mechanisms.look(one, view, True, set()) is None
-    assert mechanisms.decide(one.group, view) == {}
+    assert mechanisms.copies(one.group, 1, view) == []
     assert (mechanisms.starts(view), mechanisms.closes_at(view), mechanisms.rest) == (3, math.inf, "close")
     assert mechanisms.keeps(view.ready[0], view)
     assert (mechanisms.moves(view), mechanisms.refills, mechanisms.looks) == ([], False, False)
@@ -217,15 +217,6 @@ def test_the_first_verdict_that_counts_holds():
     assert look(member(0), FakeView(), True, set()) is None
     cut = made(first, stops(1, act="cut", reason="cut")).look
     assert cut(member(5), FakeView(), False, set()) == Verdict("cut", "cut")
-
-
-def test_the_first_verdict_on_each_member_of_a_group_holds():
-    mechanisms = made(prunes(lambda p, m: m == 0, reason="first"), prunes(lambda p, m: True, reason="second"))
-    group = make_group(make_plan(size=2))
-    assert {name: v.reason for name, v in mechanisms.decide(group, FakeView()).items()} == {
-        "g1/0": "first",
-        "g1/1": "second",
-    }
 
 
 def test_the_most_are_started_and_the_earliest_closes():
