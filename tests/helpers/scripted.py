@@ -88,7 +88,11 @@ class Scripted:
         entropy: str = "exact",
         ticker: Ticker | None = None,
         fork: str = "cow",
+        by_stream: bool = False,
     ):
+        """`by_stream`: those that get a token at the same time get it in the order of their random streams, which a copy
+        keeps when it comes back from a checkpoint under another name."""
+        self.by_stream = by_stream
         self.capabilities = Capabilities(entropy=entropy, fork=fork, hidden=False, draft=False)
         self.clock = LoopClock()
         self.scripts = scripts
@@ -100,6 +104,7 @@ class Scripted:
         self.calls: list[tuple[Any, ...]] = []
         self.alive: dict[str, Sequence] = {}
         self.forks = count(100)
+        self.unread: set[str] = set()  # children whose stream nobody has asked for
         self.most = 0  # that ran at once
 
     def called(self, kind: str) -> list[Any]:
@@ -126,6 +131,7 @@ class Scripted:
 
     async def stream(self, name: str) -> AsyncGenerator[Chunk, None]:
         """Of the child of a fork."""
+        self.unread.remove(name)
         async with aclosing(self._read(self.alive[name])) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -141,6 +147,7 @@ class Scripted:
             script = script_of(self.scripts, spec.tokens, child)
             self.alive[child] = Sequence(spec, script, parent.made, 0, rests=True)
             children.append(child)
+        self.unread.update(children)
         return Forked(parent.made, children)
 
     async def _read(self, sequence: Sequence) -> AsyncGenerator[Chunk, None]:
@@ -183,7 +190,10 @@ class Scripted:
     async def abort(self, names: list[str]) -> None:
         self.calls.append(("abort", list(names)))
         for name in names:
-            if name in self.alive:
+            if name in self.unread:
+                del self.alive[name]
+                self.unread.remove(name)
+            elif name in self.alive:
                 self._order(self.alive[name], "abort")
 
     def load(self) -> Load:
@@ -207,7 +217,8 @@ class Scripted:
                 self.sampled -= len(chunk.tokens)  # nobody will see them
                 raise MemoryError(f"no room for {sequence.spec.id}")
             if sequence.order is None:
-                sequence.token = self.ticker.after(self.latency, sequence.spec.id)
+                order = str(sequence.spec.stream) if self.by_stream else sequence.spec.id
+                sequence.token = self.ticker.after(self.latency, order)
                 await sequence.token
             if sequence.order is None:
                 self._sample(sequence, chunk)
