@@ -102,7 +102,8 @@ class Rig:
         backend: dict[str, Any] | None = None,
         **rollout: Any,
     ):
-        """`pool`: prompts that there are; `backend`: what its engines can; `rollout`: fields of the recipe, where 0 is the default of `audit`."""
+        """`pool`: prompts that there are; `backend`: what the engines are; `rollout`: fields of the recipe, where 0 is
+        the default of `audit`."""
         self.scripts = scripts
         self.config = RolloutConfig(**{"prompts": 2, "group": 2, "max_tokens": 100, "audit": 0.0, **rollout})
         named = {cls.__name__.lower(): cls for cls in made_here}

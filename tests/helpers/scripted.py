@@ -90,8 +90,8 @@ class Scripted:
         fork: str = "cow",
         by_stream: bool = False,
     ):
-        """`by_stream`: those that get a token at the same time get it in the order of their random streams, which a copy
-        keeps when it comes back from a checkpoint under another name."""
+        """`by_stream`: those that get a token at the same time get it in the order of their random streams, which a
+        copy keeps when it comes back from a checkpoint under another name."""
         self.by_stream = by_stream
         self.capabilities = Capabilities(entropy=entropy, fork=fork, hidden=False, draft=False)
         self.clock = LoopClock()
@@ -110,6 +110,9 @@ class Scripted:
     def called(self, kind: str) -> list[Any]:
         """The first argument of every call of this kind."""
         return [call[1] for call in self.calls if call[0] == kind]
+
+    def calls_of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [call for call in self.calls if call[0] == kind]
 
     @property
     def running(self) -> int:

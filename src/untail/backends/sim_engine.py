@@ -23,7 +23,7 @@ from untail.types import Chunk, End, Forked, SequenceSpec, stream_key
 
 STOP = 0  # every other token is the number of its place in a part of the vocabulary that is its stream's own: a
 # simulated response repeats nothing, neither of itself nor of its siblings
-PARTS, PART = 4093, 2**24
+PARTS, PART = 4093, 2**20
 ROUNDING = 1e-6  # of a step: a step is over when no more than this is missing
 # Seconds that one segment boundary costs. benchmarks/boundary.py measured them on a CPU with the tiny model, where host
 # overhead dominates.
