@@ -25,7 +25,7 @@ class LocalContender:
         data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
         for text in data.notes:
             note(text)
-        self.roles = LocalRoles(recipe, model, data.rewards, data.prompts)
+        self.roles = LocalRoles(recipe, model, data.rewards, data.prompts, data.partials)
         self.held_out = data.held_out
         self.recipe, self.folder, self.show = recipe, folder, show
         self._run: Run | None = None

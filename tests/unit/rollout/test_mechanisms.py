@@ -89,6 +89,38 @@ def test_entropy_must_be_given_by_the_backend():
     made(fixed={}, loop={}).check(can("none"), "other")
 
 
+def test_copies_must_be_made_by_the_backend():
+    can = lambda fork: Capabilities(entropy="exact", fork=fork, hidden=False, draft=False)
+    mechanisms = made(fixed={}, tournament={}, fork={})
+    mechanisms.check(can("cow"), "native")
+    mechanisms.check(can("prefix"), "other")
+    with pytest.raises(ConfigError, match=r"mechanisms.fork copies running.*'other' cannot.*mechanisms.fork=false"):
+        mechanisms.check(can("none"), "other")
+    made(fixed={}, tournament={}).check(can("none"), "other")
+
+
+def test_two_that_copy_contradict_each_other():
+    class Copies(Mechanism, GroupPoint):
+        def copies(self, group, places, view):
+            return []
+
+    with pytest.raises(ConfigError, match=r"mechanisms.fork and mechanisms.copies contradict.*each copies members"):
+        made(Copies, fork={})
+    made(fork={}, tournament={}, outliers={}, duplicates={}, mode_collapse={})
+
+
+def test_what_they_want_to_know():
+    wants = lambda **tables: (
+        (mechanisms := made(**tables)).wants_hidden,
+        mechanisms.wants_partial,
+        mechanisms.watchers_want_partial,
+    )
+    assert wants(fixed={}, loop={}, fork={}, duplicates={}) == (False, False, False)
+    assert wants(tournament={}) == (True, True, False)
+    assert wants(outliers={}) == (True, False, False)
+    assert wants(structure={}) == (False, True, True)
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_that_ships_can_be_built(name):
     recipe = load_recipe(name, {}, [])
