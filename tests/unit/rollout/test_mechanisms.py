@@ -13,7 +13,7 @@ from untail.config import RolloutConfig, load_recipe, recipe_names
 from untail.errors import ConfigError
 from untail.rollout.live import Route
 from untail.rollout.mechanisms import Mechanisms, resolved
-from untail.rollout.points import Admit, Lane, Mechanism, Move, Place, Strider, Verdict
+from untail.rollout.points import Admit, GroupPoint, Lane, Mechanism, Move, Place, Strider, Verdict
 
 CONFIG = RolloutConfig(max_tokens=8192)
 
