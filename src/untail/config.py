@@ -71,9 +71,9 @@ class RolloutConfig(Strict):
     max_tokens: PositiveInt = 512  # the longest response
     temperature: Temperature = 1.0
     watch_every: PositiveInt = 64  # tokens between two looks of the watchers
-    patience: PositiveInt | None = (
-        None  # tokens before a watcher may stop; unset: min(2048, max(2 strides, budget / 4))
-    )
+    # Tokens before a watcher or a group may stop one; "segment": one of its segments; unset: min(2048, max(2 strides,
+    # budget / 4)).
+    patience: PositiveInt | Literal["segment"] | None = None
     audit: Annotated[float, Field(ge=0, le=1)] = 0.05  # share of the stopped and cancelled that run on, unseen
     max_false_kills: Annotated[float, Field(ge=0, le=1)] = 0.1  # a reason that surely exceeds it switches itself off
     max_staleness: Annotated[int, Field(ge=0)] = 4  # versions between a token's sampling and its training

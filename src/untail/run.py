@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "keep_checkpoints",
     "reward",
     "task.reward",
+    "task.partial",
     "validation.task.reward",
 )
 

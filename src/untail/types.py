@@ -116,7 +116,8 @@ class Trajectory:
     """One response to one prompt, token by token, with what the engine said about each token when it was sampled.
 
     `stopped` is why a watcher or a group decision ended it, if one did; `masked` keeps it out of the loss and out of
-    its group's statistics.
+    its group's statistics. A copy of another trajectory has a `parent`, whose first `forked_at` tokens are its own too,
+    and a temperature of its own.
     """
 
     id: str
@@ -138,6 +139,14 @@ class Trajectory:
     stopped: str | None = None
     masked: bool = False
     reply_tokens: int = 0  # how many of the tokens an environment wrote
+    parent: str | None = None
+    forked_at: int = 0
+    temperature: float | None = None  # it is sampled at, if not the recipe's
+
+    @property
+    def made(self) -> int:
+        """Tokens that the model generated for it: what it shares with its parent counts there."""
+        return sum(self.from_model[self.forked_at :])
 
     def take(self, chunk: Chunk) -> None:
         self.tokens += chunk.tokens

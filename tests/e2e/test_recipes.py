@@ -48,6 +48,44 @@ def events(folder) -> list[dict]:
     ]
 
 
+FORKS = [
+    "--set=mechanisms.fixed={segments = 12}",
+    "--set=mechanisms.tournament={}",
+    "--set=mechanisms.fork={}",
+    "--set=mechanisms.defer={}",
+    "--set=task.partial={name = 'endless_wait', words = ['1', '2', '3'], most = 50}",
+]
+
+
+def test_copies_come_back_from_a_checkpoint(tmp_path):
+    """A recipe that prunes, forks, scores partial texts and defers is the same run when it is resumed."""
+    outcome = untail("train", "grpo", *BUSY, *FORKS, "--out", tmp_path / "whole")
+    assert outcome.code == 0, outcome.err
+    happened = rows(tmp_path / "whole", "events.jsonl")
+    forked = {event["id"] for event in happened if event["e"] == "fork"}
+    deferred = {event["id"] for event in happened if event["e"] == "resume" and event["id"] in forked}
+    assert len(deferred) > 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "crashed")
+    for later in (3, 4):
+        shutil.rmtree(tmp_path / "crashed" / "checkpoints" / f"step-{later:06}")
+    resumed = untail("train", "--resume", "--out", tmp_path / "crashed")
+    assert resumed.code == 0, resumed.err
+    assert_same_run(tmp_path / "crashed", tmp_path / "whole")
+
+
+def test_a_partial_score_that_hangs_is_contained_and_named(tmp_path, monkeypatch):
+    (tmp_path / "hanging_partial.py").write_text("import time\ndef wait(text, prompt):\n    time.sleep(1000)\n")
+    monkeypatch.chdir(tmp_path)
+    few = ["--steps=1", "--set=rollout.prompts=1", "--set=rollout.max_tokens=16", "--set=mechanisms.fixed={}"]
+    hangs = ["--set=task.partial={name = 'function', path = 'hanging_partial:wait'}", "--set=mechanisms.tournament={}"]
+    quick = ["--set=reward.time_limit_s=0.2", "--set=reward.workers=4"]
+    outcome = untail("train", *SMALL, *few, *hangs, *quick, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    (row,) = rows(tmp_path / "run")
+    assert row["partial_failures"]["timeout"] > 0
+    assert row["accounts"]["unaccounted"] == 0
+
+
 @pytest.fixture(scope="module", params=["es-grpo", "untail"])
 def whole(request, tmp_path_factory):
     """A run of a deferring recipe that nobody interrupted."""
@@ -154,6 +192,19 @@ REFUSED = {
     "two that rank prompts": (
         ["train", "vade", "--set=mechanisms.utility={}"],
         "mechanisms.vade and mechanisms.utility contradict each other: each ranks prompts",
+    ),
+    "a prune share out of range": (
+        ["train", "adaseg", "--set=mechanisms.tournament.share=1.5"],
+        "mechanisms.tournament.share = 1.5 is not valid",
+    ),
+    "a group that is too small for the floor": (
+        ["train", "dygs", "--set=rollout.group=2"],
+        "rollout.group = 2 is too small for mechanisms.outliers: it has to keep 2 members",
+    ),
+    "patience that is no number": (["train", "--set=rollout.patience=soon"], "rollout.patience"),
+    "an unknown partial score": (
+        ["train", "--set=task.partial.name=tags"],
+        "unknown partial score 'tags'",
     ),
     "a mechanism that is a number": (["train", "--set=mechanisms.loop=3"], "mechanisms.loop"),
     "dropped or deferred": (

@@ -99,15 +99,17 @@ class Rig:
         pool: int = 16,
         seed: int = 0,
         history: History | None = None,
+        backend: dict[str, Any] | None = None,
         **rollout: Any,
     ):
-        """`pool`: prompts that there are; `rollout`: fields of the recipe, where 0 is the default of `audit`."""
+        """`pool`: prompts that there are; `backend`: what the engines are; `rollout`: fields of the recipe, where 0 is
+        the default of `audit`."""
         self.scripts = scripts
         self.config = RolloutConfig(**{"prompts": 2, "group": 2, "max_tokens": 100, "audit": 0.0, **rollout})
         named = {cls.__name__.lower(): cls for cls in made_here}
         self.mechanisms = make_mechanisms(tables or {}, self.config, **named)
         ticker = Ticker()
-        self.backends = [Scripted(scripts, ticker=ticker) for _ in range(engines)]
+        self.backends = [Scripted(scripts, ticker=ticker, **(backend or {})) for _ in range(engines)]
         self.history = history or History.open(None, "test", "test")
         self.prompts = drawn_in_order(pool, seed)
         self.slots = slots

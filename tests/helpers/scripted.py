@@ -9,13 +9,14 @@ written down.
 import asyncio
 import heapq
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from untail.backends.base import Capabilities, Load, LoopClock
 from untail.errors import RequestError, SequenceStateError
-from untail.types import Chunk, SequenceSpec
+from untail.types import Chunk, Forked, SequenceSpec
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,19 @@ class Sequence:
 
 
 class Scripted:
-    def __init__(self, scripts: Scripts, latency: float = 1.0, entropy: str = "exact", ticker: Ticker | None = None):
-        self.capabilities = Capabilities(entropy=entropy, fork="none", hidden=False, draft=False)
+    def __init__(
+        self,
+        scripts: Scripts,
+        latency: float = 1.0,
+        entropy: str = "exact",
+        ticker: Ticker | None = None,
+        fork: str = "cow",
+        by_stream: bool = False,
+    ):
+        """`by_stream`: those that get a token at the same time get it in the order of their random streams, which a
+        copy keeps when it comes back from a checkpoint under another name."""
+        self.by_stream = by_stream
+        self.capabilities = Capabilities(entropy=entropy, fork=fork, hidden=False, draft=False)
         self.clock = LoopClock()
         self.scripts = scripts
         self.latency = latency
@@ -91,11 +103,16 @@ class Scripted:
         self.computed = self.sampled = 0
         self.calls: list[tuple[Any, ...]] = []
         self.alive: dict[str, Sequence] = {}
+        self.forks = count(100)
+        self.unread: set[str] = set()  # children whose stream nobody has asked for
         self.most = 0  # that ran at once
 
     def called(self, kind: str) -> list[Any]:
         """The first argument of every call of this kind."""
         return [call[1] for call in self.calls if call[0] == kind]
+
+    def calls_of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [call for call in self.calls if call[0] == kind]
 
     @property
     def running(self) -> int:
@@ -111,20 +128,48 @@ class Scripted:
         self.alive[spec.id] = sequence
         self.computed += len(spec.tokens)
         self.most = max(self.most, self.running)
+        async with aclosing(self._read(sequence)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def stream(self, name: str) -> AsyncGenerator[Chunk, None]:
+        """Of the child of a fork."""
+        self.unread.remove(name)
+        async with aclosing(self._read(self.alive[name])) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> Forked:
+        """The children follow the scripts of members 100, 101 and so on, over the whole backend."""
+        self.calls.append(("fork", name, list(streams), temperatures))
+        parent = self._at_boundary(name)
+        children = []
+        for stream in streams:
+            child = f"{name}/{next(self.forks)}"
+            spec = replace(parent.spec, id=child, stream=stream)
+            script = script_of(self.scripts, spec.tokens, child)
+            self.alive[child] = Sequence(spec, script, parent.made, 0, rests=True)
+            children.append(child)
+        self.unread.update(children)
+        return Forked(parent.made, children)
+
+    async def _read(self, sequence: Sequence) -> AsyncGenerator[Chunk, None]:
         try:
-            while True:
+            await self._at_rest(sequence)
+            while sequence.order != "release":
                 chunk = await self._chunk(sequence)
                 sequence.rests = chunk.end == "boundary"
                 yield chunk
                 if chunk.end in ("stop", "abort"):
                     return
-                while sequence.rests and sequence.order is None:
-                    sequence.woken.clear()
-                    await sequence.woken.wait()
-                if sequence.order == "release":
-                    return
+                await self._at_rest(sequence)
         finally:
-            del self.alive[spec.id]
+            del self.alive[sequence.spec.id]
+
+    async def _at_rest(self, sequence: Sequence) -> None:
+        while sequence.rests and sequence.order is None:
+            sequence.woken.clear()
+            await sequence.woken.wait()
 
     async def extend(self, name: str, budget: int) -> None:
         self.calls.append(("extend", name, budget))
@@ -148,7 +193,10 @@ class Scripted:
     async def abort(self, names: list[str]) -> None:
         self.calls.append(("abort", list(names)))
         for name in names:
-            if name in self.alive:
+            if name in self.unread:
+                del self.alive[name]
+                self.unread.remove(name)
+            elif name in self.alive:
                 self._order(self.alive[name], "abort")
 
     def load(self) -> Load:
@@ -172,7 +220,8 @@ class Scripted:
                 self.sampled -= len(chunk.tokens)  # nobody will see them
                 raise MemoryError(f"no room for {sequence.spec.id}")
             if sequence.order is None:
-                sequence.token = self.ticker.after(self.latency, sequence.spec.id)
+                order = str(sequence.spec.stream) if self.by_stream else sequence.spec.id
+                sequence.token = self.ticker.after(self.latency, order)
                 await sequence.token
             if sequence.order is None:
                 self._sample(sequence, chunk)

@@ -14,10 +14,12 @@ from untail.types import stream_key
 
 AUDITS = {"audit": 0.3, "max_false_kills": 1.0}  # many of them, and no reason switches itself off
 # Those that do something with their tokens that the others do not.
+PRUNE = ("adaseg", "dyg-seg", "dygs", "es-grpo")
+FORK = ("adaseg", "dyg-seg", "dygs")
 DEFER = ("april", "es-grpo", "ulorl", "untail")
 CANCEL = ("deadline", "oversample", "rollpacker")
 STOP = ("adaptive-flow", "breaker")
-STRESSED = ("dapo", "es-grpo", "oversample", "rollpacker", "ulorl", "untail")
+STRESSED = ("adaseg", "dapo", "dygs", "es-grpo", "oversample", "rollpacker", "ulorl", "untail")
 
 
 class Doubter(Mechanism, Watch):
@@ -64,6 +66,7 @@ def test_twenty_steps_on_simulated_engines(name):
     for fate, names in expected.items():
         assert name not in names or books[fate] > 0, fate
     assert name not in DEFER or len(taken.all("defer")) > 0
+    assert name != "adaseg" or len(taken.all("fork")) > 0
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -73,6 +76,7 @@ def test_twenty_steps_with_a_watcher_that_stops_many(name):
     for fate in ("trained", "masked", "stopped", "audited"):
         assert books[fate] > 0, fate
     assert name not in CANCEL or books["cancelled"] > 0
+    assert name not in FORK or len(taken.all("fork")) > 0
 
 
 @pytest.mark.parametrize("name", STRESSED)
@@ -110,6 +114,10 @@ BY_HAND = {
     "a tail batch of segments": ("pyramid", "tail_batch"),
     "segments over engines that run dry": ("fixed", "compaction", "defer", "repack"),
     "groups of their own sizes": ("group_size", "dynamic", "defer", "compaction"),
+    "copies that are deferred": ("fixed", "tournament", "fork", "defer"),
+    "copies that are cancelled": ("fixed", "tournament", "fork", "oversample", "compaction"),
+    "copies over engines that run dry": ("fixed", "tournament", "fork", "compaction", "defer", "repack"),
+    "copies up to a deadline": ("fixed", "mode_collapse", "duplicates", "outliers", "fork", "deadline"),
 }
 
 

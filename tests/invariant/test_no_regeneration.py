@@ -38,13 +38,15 @@ async def run(controller: Controller, steps=STEPS) -> Steps:
 
 def lengths(taken: Steps) -> dict[str, int]:
     """Response tokens that the engine made for each trajectory, whatever became of them."""
-    longest, overrun = defaultdict(int), defaultdict(int)
+    longest, overrun, shared = defaultdict(int), defaultdict(int), defaultdict(int)
     for events in taken.events:
         for event in events:
+            if event["e"] == "fork":
+                shared[event["id"]] = event["tokens"]
             if "id" in event:
                 longest[event["id"]] = max(longest[event["id"]], event.get("tokens", 0))
                 overrun[event["id"]] += event.get("overrun", 0)
-    return {name: tokens + overrun[name] for name, tokens in longest.items()}
+    return {name: tokens - shared[name] + overrun[name] for name, tokens in longest.items()}
 
 
 def assert_nothing_twice(taken: Steps, counts: list[Counts]) -> None:
@@ -52,12 +54,16 @@ def assert_nothing_twice(taken: Steps, counts: list[Counts]) -> None:
     assert sum(count.sampled for count in counts) == sum(made.values()) == sum(taken.sampled)
     prompt_of = {prompt.id: len(prompt.tokens) for prompt in arithmetic()}
     prompts = {event["id"]: prompt_of[event["prompt"]] for event in taken.all("start")}
+    copies = {event["id"] for event in taken.all("fork")}
     stays = defaultdict(list)  # tokens at the end of each stay on an engine
     for event in taken.all("move"):
         stays[event["id"]].append(event["tokens"])
     # Of each stay in which it wrote something, all but the last token is computed there once.
     once = 0
     for name, tokens in made.items():
+        if name in copies:  # its first step computes the last token of what it shares, which nobody had yet
+            once += tokens
+            continue
         ends = sorted({*stays[name], tokens} - {0})
         once += sum(prompts[name] + end - 1 for end in ends)
     again = sum(count.recomputed_after_eviction + count.recomputed_after_update for count in counts)
@@ -70,7 +76,7 @@ def assert_tokens_are_kept(taken: Steps) -> None:
     seen: dict[str, int] = {}
     for events in taken.events:
         for event in events:
-            if event["e"] in ("segment", "resume", "move", "defer", "end", "stop"):
+            if event["e"] in ("fork", "segment", "resume", "move", "defer", "end", "stop"):
                 tokens = event.get("tokens", 0)
                 assert tokens >= seen.get(event["id"], 0), event
                 if event["e"] == "resume":
@@ -102,6 +108,18 @@ def short_past() -> History:
         records = [Record(prompt.id, prompt.task, 0, 0, 5 + n % 2, "stop", 1.0, 0.5, False) for n in range(4)]
         history.add(records)
     return history
+
+
+@pytest.mark.parametrize("name", ["adaseg", "dygs"])
+async def test_copies_compute_nothing_of_what_they_share(name):
+    changes = ["mechanisms.outliers.combine='any'", "mechanisms.outliers.probability=1.0"] if name == "dygs" else []
+    recipe = small_recipe(name, *changes, **SMALL, group=6)
+    async with native_controller(recipe, [Doubter(None)], prefix_cache=False, max_seqs=24) as controller:
+        taken = await run(controller)
+        counts = [engine.counts for engine in engines_of(controller)]
+    assert_nothing_twice(taken, counts)
+    assert_tokens_are_kept(taken)
+    assert len(taken.all("fork")) > 0
 
 
 @pytest.mark.parametrize("why", ["too long", "KV"])

@@ -4,9 +4,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.steps import Tail, simulate_steps, small_recipe
+from untail.config import Recipe
 from untail.types import Group
 
-RECIPES = ("april", "es-grpo", "ulorl", "untail")
+RECIPES = ("april", "es-grpo", "ulorl", "untail", "forks")
+FORKS = [f"mechanisms.{name}={{}}" for name in ("fixed", "tournament", "fork", "defer")]
+
+
+def recipe_of(name: str, **rollout) -> Recipe:
+    return small_recipe(None, *FORKS, **rollout) if name == "forks" else small_recipe(name, **rollout)
 
 
 def check_bound(batches: list[list[Group]], bound: int) -> int:
@@ -36,12 +42,12 @@ laws = st.builds(
     law=laws,
     bound=st.integers(0, 4),
     prompts=st.integers(1, 5),
-    group=st.integers(2, 5),
+    group=st.integers(3, 5),  # with two there is nothing to prune
     slots=st.integers(1, 9),
     engines=st.integers(1, 2),
 )
 def test_the_bound_holds_token_by_token(name, law, bound, prompts, group, slots, engines):
-    recipe = small_recipe(name, prompts=prompts, group=group, max_tokens=96, max_staleness=bound)
+    recipe = recipe_of(name, prompts=prompts, group=group, max_tokens=96, max_staleness=bound)
     taken = simulate_steps(recipe, law, steps=7, slots=slots, engines=engines, pool=12)
     check_bound(taken.batches, bound)
 
@@ -49,7 +55,7 @@ def test_the_bound_holds_token_by_token(name, law, bound, prompts, group, slots,
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from(RECIPES), law=laws)
 def test_with_a_bound_of_0_every_step_trains_tokens_of_its_own_alone(name, law):
-    taken = simulate_steps(small_recipe(name, max_staleness=0), law, steps=5)
+    taken = simulate_steps(recipe_of(name, max_staleness=0), law, steps=5)
     for step, batch in enumerate(taken.batches, 1):
         versions = {version for group in batch for t in group.trajectories for version in t.version}
         assert versions == {step - 1}

@@ -21,7 +21,9 @@ from untail.config import NotNegative, PositiveFloat, PositiveInt, Strict
 from untail.errors import RequestError, SequenceStateError, WeightsError
 from untail.types import Chunk, End, Forked, SequenceSpec, stream_key
 
-STOP = 0  # every other token is the number of its place: a simulated response repeats nothing
+STOP = 0  # every other token is the number of its place in a part of the vocabulary that is its stream's own: a
+# simulated response repeats nothing, neither of itself nor of its siblings
+PARTS, PART = 4093, 2**20
 ROUNDING = 1e-6  # of a step: a step is over when no more than this is missing
 # Seconds that one segment boundary costs. benchmarks/boundary.py measured them on a CPU with the tiny model, where host
 # overhead dominates.
@@ -53,6 +55,7 @@ class Sequence:
         self.id = spec.id
         self.spec = spec
         self.entropy = entropy
+        self.first = spec.stream % PARTS * PART
         self.context = len(spec.tokens)  # all tokens there are
         self.made = spec.done  # response tokens that the model wrote
         self.end = max(spec.done + 1, length)  # `made` when its turn is over
@@ -83,7 +86,7 @@ class Sequence:
         self.furthest = self.computed
         logprob = -self.entropy
         new = Chunk(
-            tokens=list(range(self.made - count + 1, self.made + 1)),
+            tokens=list(range(self.first + self.made - count + 1, self.first + self.made + 1)),
             policy_logprob=[logprob] * count,
             behaviour_logprob=[logprob] * count,
             entropy=[self.entropy] * count,

@@ -90,7 +90,7 @@ async def _run(recipe: Recipe, begin: Callable[["LocalRoles"], "Run"]) -> dict[s
     data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
     for note in data.notes:
         say(note)
-    roles = LocalRoles(recipe, model, data.rewards, data.prompts)
+    roles = LocalRoles(recipe, model, data.rewards, data.prompts, data.partials)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)

@@ -27,7 +27,7 @@ class LocalContender:
         data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
         for text in data.notes:
             note(text)
-        self.roles = LocalRoles(recipe, model, data.rewards, data.prompts)
+        self.roles = LocalRoles(recipe, model, data.rewards, data.prompts, data.partials)
         self.roles.refuse_bad_history()
         self.held_out = data.held_out
         self.recipe, self.folder, self.show = recipe, folder, show

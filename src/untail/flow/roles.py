@@ -24,18 +24,21 @@ from untail.history import earlier
 from untail.history.store import History
 from untail.learn import checkpoint
 from untail.learn.trainer import Trainer
-from untail.rewards.scorer import Score, Scorer
+from untail.rewards.scorer import PartialScore, Score, Scorer
 from untail.rollout import memory
 from untail.rollout.controller import Controller
 from untail.rollout.mechanisms import Mechanisms
 from untail.rollout.validate import validate
 from untail.types import Batch, Event, Group, Prompt, SamplingParams, Trajectory
 
+Tables = dict[str, dict[str, Any]]
+"""What scores each task, by its name."""
+
 
 class LocalJudge:
     """An engine and a scorer: what it takes to evaluate a model."""
 
-    def __init__(self, recipe: Recipe, model: LoadedModel, rewards: dict[str, dict[str, Any]]):
+    def __init__(self, recipe: Recipe, model: LoadedModel, rewards: Tables, partials: Tables | None = None):
         self.recipe = recipe
         self.model = model
         config = recipe.engine
@@ -44,7 +47,7 @@ class LocalJudge:
             config = config.model_copy(update={"prefix_cache": False})
         engine = Engine(model.decoder, config, partial(model.tokenizer.decode, skip_special=False))
         self.backend = NativeBackend(engine, recipe.deterministic)
-        self.scorer = Scorer(rewards, **recipe.reward.model_dump())
+        self.scorer = Scorer(rewards, **recipe.reward.model_dump(), partials=partials)
         self.stop_ids = tuple(dict.fromkeys((*model.decoder.shape.eos_ids, *model.tokenizer.eos_ids)))
         self.to_close = AsyncExitStack()  # in the order opposite to this
         self.to_close.push_async_callback(self.scorer.close)
@@ -74,8 +77,16 @@ class LocalJudge:
 class LocalRoles(LocalJudge):
     """All roles of a training run."""
 
-    def __init__(self, recipe: Recipe, model: LoadedModel, rewards: dict[str, dict[str, Any]], prompts: list[Prompt]):
-        super().__init__(recipe, model, rewards)
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: LoadedModel,
+        rewards: Tables,
+        prompts: list[Prompt],
+        partials: Tables | None = None,
+    ):
+        super().__init__(recipe, model, rewards, partials)
+        self.has_partials = bool(partials)
         self.prompts = prompts
         self.mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
         self.mechanisms.check(self.backend.capabilities, "native")
@@ -107,9 +118,13 @@ class LocalRoles(LocalJudge):
             self.stop_ids,
             self.model.decoder.shape.vocab,
             recipe.seed,
+            self.partial if self.has_partials else None,
         )
         self.to_close.push_async_callback(self.controller.close)
         await self.start()
+
+    async def partial(self, trajectory: Trajectory) -> PartialScore:
+        return await self.scorer.partial(trajectory.prompt, self.model.tokenizer.decode(trajectory.tokens))
 
     async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
         """Events and groups go to the channel, which is closed in the end; a failure goes the same way."""

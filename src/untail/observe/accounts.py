@@ -8,7 +8,7 @@ a fault of ours.
 from collections import Counter
 from collections.abc import Sequence
 
-from untail.observe.step import StepEvents
+from untail.observe.step import StepEvents, made
 from untail.types import Event
 
 CAME = ("carried_in", "generated")
@@ -22,7 +22,7 @@ def step_accounts(events: list[Event]) -> Accounts:
     step = StepEvents(events)
     uses: Counter[str] = Counter()
     for member in step.members:
-        uses[member["use"]] += member["tokens"]
+        uses[member["use"]] += made(member)
     total = lambda kind, field: sum(event[field] for event in step.all(kind))
     return _closed(
         {
@@ -32,7 +32,7 @@ def step_accounts(events: list[Event]) -> Accounts:
             "masked": uses["masked"],
             "stopped": uses["stopped"],
             "dropped": total("drop", "tokens"),
-            "cancelled": total("cancel", "tokens"),
+            "cancelled": sum(map(made, step.all("cancel"))),
             "audited": total("audit", "extra"),
             "overrun": total("left", "overrun"),
             "failed": total("fail", "tokens"),

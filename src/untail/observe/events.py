@@ -15,17 +15,19 @@ it closes is deferred or cancelled, and resumed in the next.
 | segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut) |
 | resume     | it gets a slot again                 | id, engine, slot, lane, tokens |
 | move       | it goes to another engine            | id, source, engine, tokens |
-| stop       | a watcher or its group ended it      | id, group, tokens, reason, segments, audited |
-| cancel     | it is not waited for any longer      | id, group, tokens, why (step, group), audited |
+| fork       | a copy came into being at a boundary | id, parent, group, tokens (shared), temperature, engine |
+| stop       | a watcher or its group ended it      | id, group, tokens, made, reason, segments, audited |
+| cancel     | it is not waited for any longer      | id, group, tokens, made, why (step, group), audited |
 | fail       | its engine or its scorer failed      | id, group, tokens, error |
 | end        | it ended by itself | id, group, tokens, prompt_tokens, end, versions, entropy, predicted |
 | left | its slot is free after one of the three above, or an audit's end | id, overrun |
 | score      | its reward is known                  | id, reward, failure |
+| partial    | its partial score failed             | id, failure |
 | audit | an audited trajectory came to its end | id, reason, tokens (whole), extra (made for the audit), reward |
 | off        | a reason switched itself off         | reason, false_kills, audited, low (of the interval) |
 | defer      | the step closed over it while it ran | id, tokens |
 | drop       | a whole group is not trained         | group, why, tokens |
-| train      | a group goes into the update         | group, prompt, members: [{id, tokens, reward, use, versions}] |
+| train      | a group goes into the update | group, prompt, members: [{id, tokens, made, reward, use, versions}] |
 | rolled_out | the rollout is over | generated, carried, busy_s, computed, recomputed, preemptions, kv_used, peak_mem |
 | update     | the weights have changed             | the trainer's figures |
 | done       | the step is over                     |  |
@@ -33,8 +35,12 @@ it closes is deferred or cancelled, and resumed in the next.
 
 `predicted` is a mean length, or null where nothing is known; `audited`: it runs on, unseen by the rest; `overrun`:
 tokens made past the decision; `use`: trained, stopped or masked; `versions`: of the first and the last token.
-`generated` counts the step's tokens and `carried` those of groups that wait for a later update; the rest of
-`rolled_out` is since the last one, but `kv_used` (a share, the most in this step) and `peak_mem` (bytes, so far).
+`made`: those of its tokens that were generated for it; a copy shares the others with its parent, where they count. A
+copy's first slot is a `resume`: it has no `start`. `generated` counts the step's tokens and `carried` those of groups
+that wait for a later update; the rest of `rolled_out` is since the last one, but `kv_used` (a share, the most in this
+step) and `peak_mem` (bytes, so far).
+
+Schema 3 brought `fork`, `partial` and `made`; where the last is missing, it is `tokens`.
 """
 
 import json
@@ -44,7 +50,7 @@ from typing import Any
 
 from untail.errors import UserError
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class JsonLines:

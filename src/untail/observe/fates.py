@@ -34,7 +34,7 @@ class Fates:
 
     def hear(self, event: Event) -> None:
         match event["e"]:
-            case "start":
+            case "start" | "fork":
                 self.started.add(event["id"])
             case "end":
                 self.lengths[event["id"]] = event["tokens"]

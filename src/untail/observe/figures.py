@@ -7,6 +7,7 @@ them (validation, checkpoints, other runs of a comparison) is in none.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +91,8 @@ def over_steps(rows: Sequence[Row]) -> dict[str, Any]:
         "makespan_max": walls[-1],
         "mean_len": _mean(rows, "len_mean", "trajectories"),
         "entropy": _mean(rows, "entropy"),
+        "zero_variance": _mean(rows, "zero_variance"),
+        "pruning": _pruning(rows),
         "pass1": _mean(last_quarter, "pass1"),
         "staleness": _staleness(rows),
         "kv_used": max(row["kv_used"] for row in rows),
@@ -107,7 +110,7 @@ def to_score(validations: Sequence[dict[str, Any]], target: float) -> tuple[floa
 
 SUMS = (
     *("wall_s", "rollout_s", "update_s", "tokens", "prompt_tokens", "trajectories", "effective_tokens"),
-    *("rewarded_tokens", "bad_tokens", "computed", "recomputed", "preemptions"),
+    *("rewarded_tokens", "bad_tokens", "computed", "recomputed", "preemptions", "forks"),
 )
 
 
@@ -123,6 +126,20 @@ def _validation(event: Event, rows: list[Row]) -> Validation:
     wall, tokens = sum(row["wall_s"] for row in rows), sum(row["tokens"] for row in rows)
     low, high = event["ci95"]
     return Validation(event["step"], event["score"], (low, high), event["n"], event["mean_len"], wall, tokens)
+
+
+def _pruning(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Per reason, how many it stopped of all that started, and in which of their segments."""
+    started = sum(row["started"] for row in rows)
+    found = {}
+    for reason in sorted({reason for row in rows for reason in row["pruning"]}):
+        steps = [row["pruning"][reason] for row in rows if reason in row["pruning"]]
+        stopped, segments = sum(step["stopped"] for step in steps), Counter[str]()
+        for step in steps:
+            segments.update(step["by_segment"])
+        by_segment = {index: segments[index] for index in sorted(segments, key=int)}
+        found[reason] = {"stopped": stopped, "ratio": _ratio(stopped, started), "by_segment": by_segment}
+    return found
 
 
 def _staleness(rows: Sequence[Row]) -> dict[str, float | None]:

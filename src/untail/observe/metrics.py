@@ -15,7 +15,7 @@ from typing import Any
 
 from untail.history.quality import prediction_quality
 from untail.observe.accounts import step_accounts
-from untail.observe.step import StepEvents, covered
+from untail.observe.step import StepEvents, covered, made
 from untail.types import Event
 
 TIMED = ("throughput", "samples_per_s", "ett", "slot_bubble", "tail_share", "device_bubble", "peak_mem")
@@ -58,7 +58,14 @@ def _trained(step: StepEvents) -> Row:
         "len_p99": lengths[int(0.99 * (len(lengths) - 1))] if lengths else None,
         "len_max": lengths[-1] if lengths else None,
         "staleness": _staleness(learned, step.one("step")["version"]),
+        "zero_variance": _mean(map(_is_flat, step.all("train"))),
     }
+
+
+def _is_flat(group: Event) -> bool:
+    """All that it learns from got the same reward: it teaches nothing."""
+    rewards = [member["reward"] for member in group["members"] if member["use"] != "masked"]
+    return max(rewards, default=0.0) - min(rewards, default=0.0) <= 1e-9
 
 
 def _staleness(learned: list[dict[str, Any]], version: int) -> Row:
@@ -79,6 +86,7 @@ def _ended(step: StepEvents) -> Row:
         "entropy": _mean(end["entropy"] for end in ends),
         "ends": dict(Counter(end["end"] for end in ends)),
         "score_failures": dict(Counter(failure.partition(":")[0] for failure in failures)),
+        "partial_failures": dict(Counter(event["failure"].partition(":")[0] for event in step.all("partial"))),
         "prediction": prediction_quality([(e["predicted"], e["tokens"]) for e in ends if e["predicted"] is not None]),
     }
 
@@ -87,7 +95,7 @@ def _rates(step: StepEvents) -> Row:
     generated, wall = step.one("rolled_out")["generated"], step.wall_s
     prompt_tokens = sum(end["prompt_tokens"] for end in step.all("end"))
     trained = sum(member["use"] != "masked" for member in step.members)
-    rewarded = sum(m["tokens"] for m in step.members if m["use"] == "trained" and m["reward"] > 0)
+    rewarded = sum(made(m) for m in step.members if m["use"] == "trained" and m["reward"] > 0)
     effective = sum(_effective_tokens(group["members"]) for group in step.all("train"))
     return {
         "tokens": generated,
@@ -103,7 +111,7 @@ def _rates(step: StepEvents) -> Row:
 def _effective_tokens(members: list[dict[str, Any]]) -> int:
     """Of those that ran to their end and have an advantage: their reward differs from their group's mean."""
     mean = _mean(member["reward"] for member in members if member["use"] != "masked")
-    return sum(m["tokens"] for m in members if m["use"] == "trained" and abs(m["reward"] - mean) > 1e-9)
+    return sum(made(m) for m in members if m["use"] == "trained" and abs(m["reward"] - mean) > 1e-9)
 
 
 def _slots(step: StepEvents, concurrency: int) -> Row:
@@ -121,21 +129,25 @@ def _slots(step: StepEvents, concurrency: int) -> Row:
 
 def _decisions(step: StepEvents) -> Row:
     """What was generated and thrown away, overrun and all, and what stopped it."""
-    bad = {event["id"]: event["tokens"] for kind in ("stop", "cancel") for event in step.all(kind)}
+    started = len(step.all("start")) + len(step.all("fork"))
+    reasons = sorted({stop["reason"] for stop in step.all("stop")})
+    bad = {event["id"]: made(event) for kind in ("stop", "cancel") for event in step.all(kind)}
     tokens = sum(bad.values()) + sum(left["overrun"] for left in step.all("left") if left["id"] in bad)
     return {
         "bad_tokens": tokens,
         "bad_generation": _ratio(tokens, step.one("rolled_out")["generated"]),
-        "pruning": {reason: _pruning(step, reason) for reason in sorted({s["reason"] for s in step.all("stop")})},
+        "started": started,
+        "forks": len(step.all("fork")),
+        "pruning": {reason: _pruning(step, reason, started) for reason in reasons},
     }
 
 
-def _pruning(step: StepEvents, reason: str) -> Row:
+def _pruning(step: StepEvents, reason: str, started: int) -> Row:
     """`by_segment`: how many segments each had, the one that it was stopped in included."""
     segments = [stop["segments"] for stop in step.all("stop") if stop["reason"] == reason]
     return {
         "stopped": len(segments),
-        "started": len(step.all("start")),
+        "started": started,
         "by_segment": {str(index): count for index, count in sorted(Counter(segments).items())},
     }
 

@@ -59,6 +59,11 @@ class StepEvents:
         return [(clip(begin), clip(end)) for begin, end in spans]
 
 
+def made(event: dict[str, Any]) -> int:
+    """Of a trajectory's tokens, those that were generated for it."""
+    return event.get("made", event["tokens"])
+
+
 def covered(spans: Iterable[Span]) -> float:
     """Seconds that lie within at least one of them."""
     total, reach = 0.0, -math.inf

@@ -24,7 +24,7 @@ from untail.rewards.sandbox import confine, wire
 from untail.types import Prompt
 
 _JUDGE = Path(__file__).parent / "sandbox" / "judge.py"
-_FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @REWARDS.register("code")
@@ -51,7 +51,7 @@ class Code(Reward):
 
 def program(response: str) -> str:
     """The last fenced block, or all of it."""
-    blocks = _FENCE.findall(response)
+    blocks = FENCE.findall(response)
     return blocks[-1] if blocks else response
 
 

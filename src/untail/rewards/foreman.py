@@ -9,8 +9,8 @@ It ends when the trainer's end of the socket closes, and its workers with it; or
 killed.
 
 Run as: python -m untail.rewards.foreman SOCKET_FD. The first message holds the settings; each that follows is a
-number (8 bytes) and a pickled (Prompt, response) that only the workers open. Every reply is JSON: a worker's word is
-never unpickled.
+number (8 bytes) and a pickled (kind, Prompt, response) that only the workers open. Every reply is JSON: a worker's
+word is never unpickled.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from typing import Any
 
 from untail.errors import UserError
 from untail.rewards import build_reward, worker
-from untail.rewards.base import Reward
+from untail.rewards.partial import build_partial
 from untail.rewards.sandbox import confine, wire
 
 NUMBER = struct.Struct("<Q")
@@ -63,8 +63,8 @@ class Worker:
 
 
 class Foreman:
-    def __init__(self, rewards: dict[str, Reward], workers: int, time_limit_s: float, memory_limit_mb: int):
-        self.rewards = rewards
+    def __init__(self, scorers: worker.Scorers, workers: int, time_limit_s: float, memory_limit_mb: int):
+        self.scorers = scorers
         self.slots = workers
         self.time_limit_s = time_limit_s
         self.memory_limit_mb = memory_limit_mb
@@ -106,7 +106,7 @@ class Foreman:
             foreman_pid = os.getpid()
             pid = os.fork()
             if pid == 0:
-                worker.run(theirs, foreman_pid, self.rewards, self.memory_limit_mb)
+                worker.run(theirs, foreman_pid, self.scorers, self.memory_limit_mb)
             self.workers[pid] = Worker(pid, reader, writer)  # at once: `_kill_strays` knows its workers by this
         return self.workers[pid]
 
@@ -157,20 +157,25 @@ async def receive(reader: asyncio.StreamReader, longest: int | None = None) -> b
 def _checked(message: bytes) -> Reply:
     """A worker may have been taken over by what it scored: believe nothing but the form."""
     reply = json.loads(message)
-    if not isinstance(reply, dict) or not isinstance(reply.get("value"), float) or not math.isfinite(reply["value"]):
+    value = reply.get("value") if isinstance(reply, dict) else "nonsense"
+    if value is not None and not (isinstance(value, float) and math.isfinite(value)):
         raise ValueError("not a reply")
     if reply.get("failure") is None:
-        return {"value": reply["value"], "failure": None}
+        return {"value": value, "failure": None}
     return failed(str(reply["failure"])[: worker.LONGEST_REASON])
 
 
-def prepare(tables: dict[str, dict[str, Any]]) -> dict[str, Reward]:
-    rewards = {task: build_reward(table, f"the reward of task {task!r}") for task, table in tables.items()}
-    for reward in rewards.values():
-        reward.prepare()
+def prepare(rewards: dict[str, dict[str, Any]], partials: dict[str, dict[str, Any]]) -> worker.Scorers:
+    scorers: worker.Scorers = {
+        "reward": {task: build_reward(table, f"the reward of task {task!r}") for task, table in rewards.items()},
+        "partial": {task: build_partial(table, f"the partial of task {task!r}") for task, table in partials.items()},
+    }
+    for of_kind in scorers.values():
+        for scorer in of_kind.values():
+            scorer.prepare()
     gc.collect()
     gc.freeze()  # the workers share these pages for as long as no collection touches them
-    return rewards
+    return scorers
 
 
 async def serve(sock: socket.socket) -> None:
@@ -181,14 +186,14 @@ async def serve(sock: socket.socket) -> None:
         writer.close()
         return
     try:
-        rewards = prepare(settings.pop("rewards"))
+        scorers = prepare(settings.pop("rewards"), settings.pop("partials"))
     except UserError as error:
         ready = {"error": str(error)}
     else:
         ready = {"error": ""}
     writer.write(wire.framed(json.dumps(ready).encode()))
     if not ready["error"]:
-        await Foreman(rewards, **settings).run(reader, writer)
+        await Foreman(scorers, **settings).run(reader, writer)
     writer.close()
 
 

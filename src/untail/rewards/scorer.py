@@ -20,6 +20,7 @@ from typing import Any
 from untail.errors import ConfigError
 from untail.rewards.base import build_reward
 from untail.rewards.foreman import NUMBER, receive
+from untail.rewards.partial import build_partial
 from untail.rewards.sandbox import wire
 from untail.types import Prompt
 
@@ -34,6 +35,14 @@ class Score:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PartialScore:
+    """None: it cannot tell yet, or it failed."""
+
+    value: float | None
+    failure: str | None = None
+
+
 class Scorer:
     """Belongs to the event loop it is first used in. The processes start with the first answer, or with `start`."""
 
@@ -43,17 +52,22 @@ class Scorer:
         workers: int = 2,
         time_limit_s: float = 2.0,
         memory_limit_mb: int = 512,
+        partials: dict[str, dict[str, Any]] | None = None,
     ):
+        """`rewards` and `partials`: a table per task; a task need not have a partial score."""
         if min(workers, time_limit_s, memory_limit_mb) <= 0:
             raise ConfigError(f"{workers} workers, {time_limit_s} s and {memory_limit_mb} MB: all have to be positive")
         for task, table in rewards.items():
             build_reward(table, f"the reward of task {task!r}")  # a wrong table is found here, not at the first answer
+        self._partials = partials or {}
+        for task, table in self._partials.items():
+            build_partial(table, f"the partial of task {task!r}")
         self.failures: Counter[str] = Counter()  # by kind: "raised", "timeout", ...
         self._rewards = rewards
         limits = {"workers": workers, "time_limit_s": time_limit_s, "memory_limit_mb": memory_limit_mb}
-        self._settings = {"rewards": rewards, **limits}
+        self._settings = {"rewards": rewards, "partials": self._partials, **limits}
         self._numbers = itertools.count()
-        self._pending: dict[int, asyncio.Future[Score]] = {}
+        self._pending: dict[int, asyncio.Future[PartialScore]] = {}
         self._starting = asyncio.Lock()
         self._foreman: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -79,19 +93,31 @@ class Scorer:
             raise ConfigError(
                 f"no reward for the task {prompt.task!r}; there are rewards for: {', '.join(self._rewards)}"
             )
+        reply = await self._ask("reward", prompt, response)
+        # A reward that cannot tell is a failure already: a worker that says so is no longer itself.
+        score = Score(0.0, reply.failure or "died") if reply.value is None else Score(reply.value, reply.failure)
+        if score.failure is not None:
+            self.failures[score.failure.partition(":")[0]] += 1
+        return score
+
+    async def partial(self, prompt: Prompt, text: str) -> PartialScore:
+        """What the text so far is worth; a task without a partial score cannot tell."""
+        if prompt.task not in self._partials:
+            return PartialScore(None)
+        reply = await self._ask("partial", prompt, text)
+        return reply if reply.failure is None else PartialScore(None, reply.failure)
+
+    async def _ask(self, kind: str, prompt: Prompt, text: str) -> PartialScore:
         while self._writer is None:
             await self.start()
         number = next(self._numbers)
         self._pending[number] = asyncio.get_running_loop().create_future()
-        payload = NUMBER.pack(number) + pickle.dumps((prompt, response), pickle.HIGHEST_PROTOCOL)
+        payload = NUMBER.pack(number) + pickle.dumps((kind, prompt, text), pickle.HIGHEST_PROTOCOL)
         self._writer.write(wire.framed(payload))  # not drained: the caller bounds what is under way
         try:
-            score = await self._pending[number]
+            return await self._pending[number]
         finally:
             self._pending.pop(number, None)
-        if score.failure is not None:
-            self.failures[score.failure.partition(":")[0]] += 1
-        return score
 
     async def close(self) -> None:
         """End all processes; answers still under way fail with "died"."""
@@ -132,10 +158,10 @@ class Scorer:
                 message = await receive(reader)
                 future = self._pending.get(NUMBER.unpack(message[: NUMBER.size])[0])
                 if future is not None and not future.done():  # it is gone if the caller was cancelled
-                    future.set_result(Score(**json.loads(message[NUMBER.size :])))
+                    future.set_result(PartialScore(**json.loads(message[NUMBER.size :])))
         except (EOFError, ConnectionError):  # closed by us, or the foreman was killed; the next answer starts another
             self._writer = None
             for future in self._pending.values():
                 if not future.done():
-                    future.set_result(Score(0.0, "died"))
+                    future.set_result(PartialScore(None, "died"))
             await asyncio.to_thread(foreman.wait)

@@ -14,16 +14,22 @@ import socket
 from typing import Any, NoReturn
 
 from untail.rewards.base import Reward
+from untail.rewards.partial.base import Partial
 from untail.rewards.sandbox import confine, wire
 
 LONGEST_REASON = 300
 _MEMORY = (
     b'{"value": 0.0, "failure": "memory"}'  # made beforehand: there is no memory left to make it when it is needed
 )
+_CANNOT_TELL = b'{"value": null, "failure": null}'
 _SOCKET_FD = 3
 
 
-def run(sock: socket.socket, foreman_pid: int, rewards: dict[str, Reward], memory_limit_mb: int) -> NoReturn:
+Scorers = dict[str, dict[str, Reward] | dict[str, Partial]]
+"""By kind, "reward" or "partial", and by task."""
+
+
+def run(sock: socket.socket, foreman_pid: int, scorers: Scorers, memory_limit_mb: int) -> NoReturn:
     """Everything a worker ever does; it never returns into the foreman's code."""
     try:
         os.setsid()
@@ -31,9 +37,10 @@ def run(sock: socket.socket, foreman_pid: int, rewards: dict[str, Reward], memor
         if os.getppid() == foreman_pid:
             sock = _shut_out_the_rest(sock)
             _limit(memory_limit_mb)
-            if not any(reward.needs_system for reward in rewards.values()) and confine.supported():
+            need_system = any(scorer.needs_system for of_kind in scorers.values() for scorer in of_kind.values())
+            if not need_system and confine.supported():
                 confine.confine()
-            _serve(sock, rewards)
+            _serve(sock, scorers)
     finally:
         os._exit(1)
 
@@ -60,22 +67,23 @@ def _limit(memory_limit_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _serve(sock: socket.socket, rewards: dict[str, Reward]) -> None:
+def _serve(sock: socket.socket, scorers: Scorers) -> None:
     while (ticket := wire.receive(sock)) is not None:  # a message of its own: it arrives even if the job does not fit
         try:
             job = wire.receive(sock)
             if job is None:
                 return
-            reply = _score(rewards, job)
+            reply = _score(scorers, job)
         except MemoryError:
             reply = _MEMORY
         wire.send(sock, ticket + reply)
 
 
-def _score(rewards: dict[str, Reward], job: bytes) -> bytes:
+def _score(scorers: Scorers, job: bytes) -> bytes:
     try:
-        prompt, response = pickle.loads(job)  # from the trainer, by way of the foreman
-        return _reply(rewards[prompt.task].score(response, prompt))
+        kind, prompt, response = pickle.loads(job)  # from the trainer, by way of the foreman
+        value = scorers[kind][prompt.task].score(response, prompt)
+        return _CANNOT_TELL if value is None and kind == "partial" else _reply(value)
     except MemoryError:
         raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt cost an answer too, not a worker

@@ -17,7 +17,7 @@ from untail.rollout.admission import Admission
 from untail.rollout.live import Member, State
 from untail.rollout.lives import Lives
 from untail.rollout.mechanisms import Mechanisms
-from untail.rollout.stage import Emit, ScoreIt, Stage
+from untail.rollout.stage import Emit, ScoreIt, ScorePart, Stage
 from untail.types import Group, Prompt, SamplingParams, Trajectory
 
 MOST_ROUNDS = 10  # of new groups in a step: a recipe that throws everything away must come to an end
@@ -36,9 +36,10 @@ class Controller:
         stop_ids: tuple[int, ...] = (),
         vocab: int = 2,
         seed: int = 0,
+        partial: ScorePart | None = None,
     ):
-        """`slots_each` sequences run on each backend at once."""
-        self.stage = Stage(backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed)
+        """`slots_each` sequences run on each backend at once; `partial` is for tasks that have partial scores."""
+        self.stage = Stage(backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed, partial)
         self.admission = Admission(self.stage)
         self.lives = Lives(self.stage)
         self._sampling = SamplingParams(config.temperature, stop_ids=stop_ids, policy_temperature=config.temperature)
@@ -251,6 +252,7 @@ def _use(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "id": trajectory.id,
         "tokens": len(trajectory.tokens),
+        "made": trajectory.made,
         "reward": trajectory.reward,
         "use": use,
         "versions": [trajectory.version[0], trajectory.version[-1]],

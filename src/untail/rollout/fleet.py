@@ -5,7 +5,9 @@ and goes on there. What a sequence yields reaches the inbox under the member's n
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +21,10 @@ Put = Callable[[str, Chunk | Exception], None]
 
 
 class Fleet:
-    def __init__(self, backends: list[Backend], slots_each: int, put: Put):
+    def __init__(self, backends: list[Backend], slots_each: int, put: Put, hidden: bool = False):
+        """`hidden`: sums of hidden states are wanted, from engines that have them."""
         self.backends = backends
+        self.hidden = hidden
         self.clock = backends[0].clock
         self.slots = Slots(len(backends), slots_each)
         self._put = put
@@ -35,7 +39,9 @@ class Fleet:
         if member.id in self._pumps:
             self._pumps[member.id].extend(stride)
             return
-        trajectory = member.trajectory
+        trajectory, backend = member.trajectory, self.backends[engine]
+        if trajectory.temperature is not None:
+            sampling = replace(sampling, temperature=trajectory.temperature)
         spec = SequenceSpec(
             member.id,
             (*trajectory.prompt.tokens, *trajectory.tokens),
@@ -43,9 +49,21 @@ class Fleet:
             trajectory.stream,
             sampling,
             chunk or member.left,
+            hidden=self.hidden and backend.capabilities.hidden,
             done=len(trajectory.tokens),
         )
-        self._pumps[member.id] = Pump(self.backends[engine], spec, partial(self._put, member.id))
+        self._pumps[member.id] = Pump(backend, spec, partial(self._put, member.id))
+
+    def fork(self, parent: Member, children: Sequence[Member]) -> None:
+        """The children share the parent's keys and values, if it has any and its engine can; else each starts with its
+        tokens when it gets a slot. Pre: the parent is at a boundary, and each child has a stream and a temperature."""
+        pump = self._pumps.get(parent.id)
+        if pump is None or pump.backend.capabilities.fork != "cow":
+            return
+        trajectories = [child.trajectory for child in children]
+        streams, temperatures = [t.stream for t in trajectories], [t.temperature or 1.0 for t in trajectories]
+        for child, name in zip(children, pump.fork(streams, temperatures), strict=True):
+            self._pumps[child.id] = Pump(pump.backend, name, partial(self._put, child.id))
 
     def go_on(self, member: Member, stride: int) -> None:
         """In the slot that it has. Pre: at a boundary."""
@@ -59,13 +77,13 @@ class Fleet:
 
     def cut(self, members: Iterable[Member]) -> None:
         """They come to a boundary as soon as their engines can."""
-        names: dict[int, list[str]] = {}
+        pumps: dict[int, list[Pump]] = {}
         for member in members:
             if not member.cutting and member.engine is not None:
                 member.cutting = True
-                names.setdefault(member.engine, []).append(member.id)
-        for engine, cut in names.items():
-            self._spawn(self._cut(self.backends[engine], cut))
+                pumps.setdefault(member.engine, []).append(self._pumps[member.id])
+        for engine, cut in pumps.items():
+            self._spawn(self._cut(engine, cut))
 
     def abort(self, member: Member) -> None:
         """Its last chunk is still to come; it holds its slot until then."""
@@ -87,13 +105,16 @@ class Fleet:
         await asyncio.gather(*self._leaving, return_exceptions=True)
         self._pumps.clear()
 
-    async def _cut(self, backend: Backend, names: list[str]) -> None:
+    async def _cut(self, engine: int, pumps: list[Pump]) -> None:
+        names = []
+        for pump in pumps:
+            with suppress(Exception):  # a child that could not be made
+                names.append(await pump.name())
         try:
-            await backend.cut(names)
+            await self.backends[engine].cut(names)
         except Exception as error:  # waited for, they would never come to their boundary
-            for name in names:
-                if name in self._pumps:
-                    self._pumps[name].fail(error)
+            for pump in pumps:
+                pump.fail(error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

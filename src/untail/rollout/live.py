@@ -7,6 +7,7 @@ ever taken out of it.
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from typing import Any
 
 from untail.history.predictor import Prediction
 from untail.types import Prompt, Trajectory
@@ -65,6 +66,12 @@ class Member:
     cancelled: str | None = None  # by whom: its group, or the step
     ghost: str | None = None  # it runs for the audit alone, after another member was stopped for this reason
     ghost_begin: int = 0  # the tokens from here on were made for the audit
+    rested_in: int = 0  # the step in which it came to a boundary, until its group has been asked
+    hidden: Any = None  # sum of hidden states over its present segment, where an engine gives it
+    feature: Any = None  # their mean over its last segment
+    partial: float | None = None  # the newest partial score, if its task has one that can tell
+    partial_at: int = -1  # the response tokens that the newest one was asked for
+    partial_due: bool = False  # it is on its way
 
     @property
     def id(self) -> str:
@@ -112,6 +119,17 @@ class LiveGroup:
         return [member for member in self.members if member.is_open]
 
     @property
+    def alive(self) -> list[Member]:
+        """Those that nobody stopped or cancelled."""
+        return [m for m in self.members if m.state is not State.GONE and m.trajectory.stopped is None]
+
+    @property
+    def free_places(self) -> int:
+        """Of members that were stopped and that no copy has taken yet."""
+        stopped = sum(member.trajectory.stopped is not None for member in self.members)
+        return stopped - sum(member.trajectory.parent is not None for member in self.members)
+
+    @property
     def is_whole(self) -> bool:
         """As many are done as are to be kept, or there is nobody left to wait for."""
         return len(self.done) >= self.plan.keep or all(m.state in (State.DONE, State.GONE) for m in self.members)
@@ -122,15 +140,21 @@ class LiveGroup:
         return [m.length for m in self.members if m.state in (State.SCORING, State.DONE) and not m.trajectory.stopped]
 
 
-def copy_of(member: Member, reason: str) -> Member:
-    """A ghost that goes on where the member stands; what it writes does not touch the member's trajectory."""
-    trajectory = replace(member.trajectory, stopped=None)
+def copy_of(member: Member, serial: int, **changes: Any) -> Member:
+    """One that goes on where the member stands, with these changes to its trajectory; what it writes does not touch the
+    member's."""
+    trajectory = replace(member.trajectory, **changes)
     for column in fields(Trajectory):
         value = getattr(trajectory, column.name)
         if isinstance(value, list):
             setattr(trajectory, column.name, list(value))
-    ghost = Member(trajectory, member.group, member.serial, member.state, member.started, member.route)
-    ghost.segment_begin, ghost.stride, ghost.engine = member.segment_begin, member.stride, member.engine
-    ghost.first_stride = member.first_stride
-    ghost.ghost, ghost.ghost_begin = reason, len(trajectory.tokens)
+    copy = Member(trajectory, member.group, serial, member.state, member.started, member.route)
+    copy.segment_begin, copy.stride, copy.engine = member.segment_begin, member.stride, member.engine
+    copy.first_stride = member.first_stride
+    return copy
+
+
+def ghost_of(member: Member, reason: str) -> Member:
+    ghost = copy_of(member, member.serial, stopped=None)
+    ghost.ghost, ghost.ghost_begin = reason, len(ghost.trajectory.tokens)
     return ghost

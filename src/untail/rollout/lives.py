@@ -8,10 +8,12 @@ audit alone under `audit`. A failure costs its own trajectory and no other.
 import asyncio
 from statistics import fmean
 
-from untail.rewards.scorer import Score
+from untail.rewards.scorer import PartialScore, Score
 from untail.rollout.audit import CANCELLED
-from untail.rollout.live import LiveGroup, Member, State, copy_of
+from untail.rollout.branching import Branching
+from untail.rollout.live import LiveGroup, Member, State, ghost_of
 from untail.rollout.outcome import records_of, settle_rewards
+from untail.rollout.partials import Partials
 from untail.rollout.points import Verdict
 from untail.rollout.stage import Stage
 from untail.types import Chunk, Group, Segment
@@ -22,16 +24,25 @@ LONGEST_PATIENCE = 2048
 class Lives:
     def __init__(self, stage: Stage):
         self.stage = stage
+        self.partials = Partials(stage)
+        self.branching = Branching(stage, lambda m, verdict: self._stop(m, verdict, at_boundary=True), self._may_stop)
         self._scoring: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         for task in self._scoring:
             task.cancel()
         await asyncio.gather(*self._scoring, return_exceptions=True)
+        await self.partials.close()
 
-    def hear(self, member: Member, item: Chunk | Exception | Score) -> None:
+    def hear(self, member: Member, item: Chunk | Exception | Score | PartialScore) -> None:
+        self._hear(member, item)
+        self.branching.ask_if_due(member.group)
+
+    def _hear(self, member: Member, item: Chunk | Exception | Score | PartialScore) -> None:
         if isinstance(item, Score):
             self._on_score(member, item)
+        elif isinstance(item, PartialScore):
+            self.partials.hear(member, item)
         elif isinstance(item, Exception):
             self._on_failure(member, item)
         else:
@@ -45,10 +56,14 @@ class Lives:
 
     def _on_chunk(self, member: Member, chunk: Chunk) -> None:
         member.trajectory.take(chunk)
+        if chunk.hidden_sum is not None:
+            member.hidden = chunk.hidden_sum if member.hidden is None else member.hidden + chunk.hidden_sum
         if chunk.end in ("stop", "length"):
             self.stage.fleet.forget(member)
             self._end(member)
             return
+        if self.stage.mechanisms.watchers_want_partial:
+            self.partials.ask(member)
         verdict = self._watch(member) if chunk.tokens and member.ghost is None else None
         if verdict is not None and verdict.act == "stop":
             self._stop(member, verdict, at_boundary=chunk.end == "boundary")
@@ -64,6 +79,8 @@ class Lives:
     def _may_stop(self, member: Member) -> bool:
         """The patience with it is over."""
         stage = self.stage
+        if stage.config.patience == "segment":
+            return bool(member.trajectory.segments)
         strides = 2 * member.first_stride if stage.mechanisms.striders else 0
         patience = min(LONGEST_PATIENCE, max(strides, member.group.plan.budget / 4))
         return member.length >= (stage.config.patience or patience)
@@ -96,28 +113,20 @@ class Lives:
         if member.goes_to is not None:
             stage.record("move", id=member.id, source=member.engine, engine=member.goes_to, tokens=tokens)
             stage.fleet.forget(member, at_boundary=True)
-        if stage.closing or not (stage.mechanisms.refills or member.goes_to is not None):
+        if not stage.closing and self.branching.waits(member):
+            self.partials.ask(member)
+            stage.resting.append(member)
+        elif stage.closing or not (stage.mechanisms.refills or member.goes_to is not None):
             stage.resting.append(member)
         else:
             stage.queue.put(member)
-        if member.ghost is None and not stage.closing:
-            self._ask_group(member.group)
-
-    def _ask_group(self, group: LiveGroup) -> None:
-        stage = self.stage
-        if stage.mechanisms.group_points and all(m.state is State.WAITING and not m.is_new for m in group.open):
-            members = {member.id: member for member in group.open}
-            for name, verdict in stage.mechanisms.decide(group, stage.view).items():
-                member = members[name]  # the one before it may have made the group whole: then it is cancelled
-                stops = verdict.act == "stop" and verdict.reason not in stage.audit.off and self._may_stop(member)
-                if stops and member.is_open:
-                    self._stop(member, verdict, at_boundary=True)
 
     def _end_segment(self, member: Member, why: str) -> None:
         end = len(member.trajectory.tokens)
         if end > member.segment_begin:
             member.trajectory.segments.append(Segment(member.segment_begin, end, why))
-        member.segment_begin = end
+            member.feature = None if member.hidden is None else member.hidden / (end - member.segment_begin)
+        member.segment_begin, member.hidden = end, None
 
     # ---- how it ends ------------------------------------------------------------------------------------------
 
@@ -180,6 +189,7 @@ class Lives:
             id=member.id,
             group=member.group.id,
             tokens=len(trajectory.tokens),
+            made=trajectory.made,
             reason=verdict.reason,
             segments=len(trajectory.segments),
             audited=audited,
@@ -207,8 +217,9 @@ class Lives:
             self._let_go(member, State.GONE, at_boundary=False)
 
     def _record_cancel(self, member: Member, audited: bool) -> None:
-        tokens, why = len(member.trajectory.tokens), member.cancelled
-        self.stage.record("cancel", id=member.id, group=member.group.id, tokens=tokens, why=why, audited=audited)
+        trajectory, why = member.trajectory, member.cancelled
+        lengths = {"tokens": len(trajectory.tokens), "made": trajectory.made}
+        self.stage.record("cancel", id=member.id, group=member.group.id, **lengths, why=why, audited=audited)
 
     def _let_go(self, member: Member, state: State, at_boundary: bool) -> None:
         """Its sequence ends; if it runs, it holds its slot until the engine says so."""
@@ -217,13 +228,17 @@ class Lives:
         if was_running and not at_boundary:
             stage.fleet.abort(member)
             return
-        stage.queue.remove({member})
-        stage.resting = [other for other in stage.resting if other is not member]
+        self._take_out_of_line(member)
         stage.fleet.forget(member, at_boundary=True)
         stage.busy.discard(member)
         del stage.members[member.id]
         if was_running:
             stage.record("left", id=member.id, overrun=0)
+
+    def _take_out_of_line(self, member: Member) -> None:
+        """It waits for no slot any longer, if it did."""
+        self.stage.queue.remove({member})
+        self.stage.resting = [other for other in self.stage.resting if other is not member]
 
     def _on_late_chunk(self, member: Member, chunk: Chunk) -> None:
         """It was stopped or cancelled meanwhile. What was stopped has ended where it was; what was cancelled is counted
@@ -248,10 +263,12 @@ class Lives:
         stage = self.stage
         stage.failure = stage.failure or error
         is_counted = member.state is State.DONE or (member.state is State.GONE and member.slot is None)
-        begin = member.ghost_begin if member.ghost is not None else 0
-        tokens = 0 if is_counted else len(member.trajectory.tokens) - begin
+        trajectory = member.trajectory
+        made = trajectory.made if member.ghost is None else len(trajectory.tokens) - member.ghost_begin
+        tokens = 0 if is_counted else made
         stage.record("fail", id=member.id, group=member.group.id, tokens=tokens, error=str(error))
         self._leave(member)
+        self._take_out_of_line(member)
         if member.ghost is not None:
             del stage.pool.ghosts[member.id]
         elif member.state not in (State.DONE, State.GONE):
@@ -262,11 +279,11 @@ class Lives:
 
     def _haunt(self, member: Member, reason: str, at_boundary: bool) -> None:
         """A ghost goes on with its sequence. Pre: the member is as it was before it was stopped or cancelled."""
-        stage, ghost = self.stage, copy_of(member, reason)
+        stage, ghost = self.stage, ghost_of(member, reason)
         stage.members[member.id] = stage.pool.ghosts[member.id] = ghost
+        stage.busy.discard(member)
         if member.state is State.RUNNING:
             stage.fleet.slots.hand_over(member, ghost)
-            stage.busy.discard(member)
             stage.busy.add(ghost)
             if at_boundary:
                 self._at_boundary(ghost)
@@ -322,6 +339,6 @@ class Lives:
         self.stage.history.add(records_of(group, self.stage.view.step, self.stage.config.max_tokens))
 
     def drop(self, group: LiveGroup, why: str) -> None:
-        tokens = sum(len(member.trajectory.tokens) for member in group.done)
+        tokens = sum(member.trajectory.made for member in group.done)
         self.stage.record("drop", group=group.id, why=why, tokens=tokens)
         self.stage.pool.remove(group)

@@ -9,9 +9,10 @@ from typing import Any, TypeVar, cast
 
 import untail.rollout.admit
 import untail.rollout.finish
+import untail.rollout.group
 import untail.rollout.lanes
 import untail.rollout.stride
-import untail.rollout.watch  # noqa: F401  (these five register what is in them)
+import untail.rollout.watch  # noqa: F401  (these six register what is in them)
 from untail.backends.base import Capabilities
 from untail.config import Recipe, RolloutConfig, parse
 from untail.errors import ConfigError, UserError
@@ -19,6 +20,7 @@ from untail.rollout.live import GroupPlan, LiveGroup, Member, Route
 from untail.rollout.points import (
     MECHANISMS,
     Admit,
+    Copy,
     Finish,
     GroupPoint,
     Keep,
@@ -100,6 +102,7 @@ class Mechanisms:
         self._refuse_two_of("routes members", Lane, "route")
         self._refuse_two_of("places members", Place, "place")
         self._refuse_two_of("starts new groups in free slots", Lane, "refill")
+        self._refuse_two_of("copies members", GroupPoint, "copies")
         self.admits = self._of(Admit)
         self.lanes = self._of(Lane)
         self.places = self._of(Place)
@@ -110,6 +113,10 @@ class Mechanisms:
         self.keepers = self._of(Keep)
         self._refuse_contradicting_rests()
         self._refuse_useless_patience(rollout)
+        self.wants_hidden = any(mechanism.wants_hidden for mechanism in self.by_name.values())
+        self.wants_partial = any(mechanism.wants_partial for mechanism in self.by_name.values())
+        watchers = (mechanism for mechanism in self.by_name.values() if isinstance(mechanism, Watch))
+        self.watchers_want_partial = any(mechanism.wants_partial for mechanism in watchers)
         self.refills = any(type(lane).refill is not Lane.refill for lane in self.lanes)
 
     def check(self, capabilities: Capabilities, backend: str) -> None:
@@ -118,6 +125,11 @@ class Mechanisms:
                 raise ConfigError(
                     f"mechanisms.{name} needs the entropy of every token, which the backend {backend!r} does not give; "
                     f"use another backend, or leave it out with --set mechanisms.{name}=false"
+                )
+            if mechanism.needs_fork and capabilities.fork == "none":
+                raise ConfigError(
+                    f"mechanisms.{name} copies running sequences, which the backend {backend!r} cannot; use another "
+                    f"backend, or leave it out with --set mechanisms.{name}=false"
                 )
 
     @property
@@ -180,12 +192,11 @@ class Mechanisms:
                 return verdict
         return None
 
-    def decide(self, group: LiveGroup, view: View) -> dict[str, Verdict]:
-        """The first verdict on each member."""
-        verdicts: dict[str, Verdict] = {}
-        for mechanism in self.group_points:
-            verdicts = {**_ask(mechanism, "decide", group, view), **verdicts}
-        return verdicts
+    def decide(self, point: GroupPoint, group: LiveGroup, view: View) -> dict[str, Verdict]:
+        return cast(dict[str, Verdict], _ask(point, "decide", group, view))
+
+    def copies(self, group: LiveGroup, places: int, view: View) -> list[Copy]:
+        return [copy for mechanism in self.group_points for copy in _ask(mechanism, "copies", group, places, view)]
 
     def starts(self, view: View) -> int:
         by_default = view.wanted - len(view.groups) - len(view.ready)
@@ -223,7 +234,7 @@ class Mechanisms:
                     )
 
     def _refuse_useless_patience(self, rollout: RolloutConfig) -> None:
-        if self.watches and rollout.patience is not None and rollout.patience > rollout.max_tokens:
+        if self.watches and isinstance(rollout.patience, int) and rollout.patience > rollout.max_tokens:
             raise ConfigError(
                 f"rollout.patience = {rollout.patience} exceeds rollout.max_tokens = {rollout.max_tokens}, so that no "
                 "watcher could ever stop anything; lower it, or leave the watchers out"

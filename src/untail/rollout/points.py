@@ -156,6 +156,13 @@ class Mechanism:
     name: str = ""  # in the recipe; set by whoever makes it from there
     sections: ClassVar[str] = ""  # of the list of mechanisms, "2.1"
     needs_entropy: ClassVar[bool] = False  # refuses a backend that cannot tell a token's entropy
+    needs_fork: ClassVar[bool] = False  # refuses a backend that cannot copy a sequence
+    wants_hidden: ClassVar[bool] = False  # members get `feature`, where an engine has hidden states
+
+    @property
+    def wants_partial(self) -> bool:
+        """Members get `partial`, where their task has a partial score."""
+        return False
 
     def __init__(self, config: Any):
         self.config = config
@@ -259,13 +266,29 @@ class Watch(ABC):
         """Pre: it has at least one token. The controller holds `stop` back until its patience is over."""
 
 
-class GroupPoint(ABC):
-    """Looks at a whole group between segments."""
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A new member that goes on where `parent` stands, with a random stream of its own."""
 
-    @abstractmethod
+    parent: Member
+    heat: float = 1.0  # its temperature, in those of the recipe
+
+
+class GroupPoint:
+    """Looks at a whole group between segments. Members that are at a boundary wait for their siblings, and their slots
+    serve others meanwhile; it is asked when each open member has come to one since it was last asked, or has ended."""
+
     def decide(self, group: LiveGroup, view: View) -> dict[str, Verdict]:
-        """Verdicts by member id. Pre: every open member is at a boundary, and at least one is. The controller holds
-        `stop` back until its patience is over; there is nothing to `cut`."""
+        """Who is pruned, by member id. Pre: every open member is at a boundary, and at least one is; what an earlier
+        mechanism pruned is stopped already. The controller holds `stop` back until its patience is over; there is
+        nothing to `cut`."""
+        return {}
+
+    def copies(self, group: LiveGroup, places: int, view: View) -> list[Copy]:
+        """Who is copied into the places of members that were stopped, by this point or a watcher. Asked after all have
+        decided. Pre: as for `decide`, and places >= 1. Post: at most `places`, and every parent is open; each copy is a
+        member of the group from then on, at the same boundary."""
+        return []
 
 
 class Finish(ABC):

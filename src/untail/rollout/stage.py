@@ -12,7 +12,7 @@ from untail.backends.base import Backend
 from untail.config import RolloutConfig
 from untail.history.predictor import Predictor
 from untail.history.store import History
-from untail.rewards.scorer import Score
+from untail.rewards.scorer import PartialScore, Score
 from untail.rollout.audit import Audit
 from untail.rollout.fleet import Fleet
 from untail.rollout.live import Member
@@ -26,7 +26,8 @@ from untail.types import Chunk, Event, Prompt, Trajectory
 
 Emit = Callable[[Event], None]
 ScoreIt = Callable[[Trajectory], Awaitable[Score]]
-Item = tuple[str, Chunk | Exception | Score] | None
+ScorePart = Callable[[Trajectory], Awaitable[PartialScore]]
+Item = tuple[str, Chunk | Exception | Score | PartialScore] | None
 """What the inbox carries: something about a member, or None: an alarm went off."""
 
 
@@ -42,15 +43,18 @@ class Stage:
         history: History,
         vocab: int,
         seed: int,
+        partial: ScorePart | None = None,
     ):
         self.config = config
         self.mechanisms = mechanisms
         self.history = history
         self.score = score
+        self.partial = partial
         self.vocab = vocab
         self.seed = seed
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
-        self.fleet = Fleet(backends, slots_each, lambda name, item: self.inbox.put_nowait((name, item)))
+        put = lambda name, item: self.inbox.put_nowait((name, item))
+        self.fleet = Fleet(backends, slots_each, put, mechanisms.wants_hidden)
         self.clock = self.fleet.clock
         self.meter = Meter(backends)
         self.predictor = Predictor(history, config.max_tokens)

@@ -27,6 +27,7 @@ class Row:
     reward: dict[str, Any]  # the raw table
     where: str  # how an error message names the row: "train.jsonl line 3"
     too_long: TooLong = "error"
+    partial: dict[str, Any] | None = None  # the raw table of its partial score, if it has one
 
 
 class Task(ABC):
@@ -35,6 +36,7 @@ class Task(ABC):
         system: str | None = None  # a system message before every prompt
         too_long: TooLong = "error"  # what to do with a prompt that does not fit
         reward: dict[str, Any] | None = None  # a reward's table; most tasks have a default of their own
+        partial: dict[str, Any] | None = None  # a partial score's table
 
     def __init__(self, config: Any, where: str):
         self.config = config
@@ -51,7 +53,8 @@ class Task(ABC):
         if reward is None:
             raise ConfigError(f"{self.where}.reward is missing; set {self.where}.reward.name, for instance to 'exact'")
         prompt = self._with_system(prompt, where)
-        return Row(prompt, data, self.config.label or label, reward, where, self.config.too_long)
+        config = self.config
+        return Row(prompt, data, config.label or label, reward, where, config.too_long, config.partial)
 
     def _with_system(self, prompt: str | list[Message], where: str) -> str | list[Message]:
         if self.config.system is None:

@@ -5,11 +5,12 @@ names the row. Nothing is left out without being counted.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from untail.errors import ConfigError, DataError
 from untail.rewards import Reward, build_reward
+from untail.rewards.partial import build_partial
 from untail.tasks.base import Row, build_task
 from untail.tokenizer import Tokenizer
 from untail.types import Prompt, prompt_id
@@ -20,6 +21,7 @@ class TaskSet:
     prompts: list[Prompt]
     rewards: dict[str, dict[str, Any]]  # task name -> reward table, as `Scorer` takes it
     dropped: dict[str, int]  # reason -> rows left out
+    partials: dict[str, dict[str, Any]] = field(default_factory=dict)  # task name -> its partial score's table
 
     @property
     def notes(self) -> list[str]:
@@ -32,6 +34,7 @@ def load_tasks(
     """All prompts of the task, rendered by the tokenizer's chat template, each once, in the task's order."""
     rows, dropped = read_rows(table, where)
     rewards = _rewards(rows, where)
+    _check_partials(rows, where)
     kept: dict[str, Row] = {}
     prompts: list[Prompt] = []
     for row in rows:
@@ -51,7 +54,8 @@ def load_tasks(
         prompts.append(prompt)
     if not prompts:
         raise DataError(f"no prompt of {where} is left; {'; '.join(TaskSet([], {}, dropped).notes)}")
-    return TaskSet(prompts, {row.task: row.reward for row in rows}, dict(dropped))
+    partials = {row.task: row.partial for row in rows if row.partial is not None}
+    return TaskSet(prompts, {row.task: row.reward for row in rows}, dict(dropped), partials)
 
 
 def _tokens(row: Row, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -83,6 +87,21 @@ def _rewards(rows: list[Row], where: str) -> dict[str, Reward]:
                 f"rewards; give one of them another label, or set {where}.reward for all"
             )
     return {name: build_reward(row.reward, f"{where}.reward") for name, row in first.items()}
+
+
+def _check_partials(rows: list[Row], where: str) -> None:
+    """One partial score per task name, its table checked."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        if row.task not in first:
+            first[row.task] = row
+            if row.partial is not None:
+                build_partial(row.partial, f"{where}.partial")
+        elif first[row.task].partial != row.partial:
+            raise ConfigError(
+                f"{first[row.task].where} and {row.where} belong to the same task {row.task!r} but have different "
+                "partial scores; give one of them another label"
+            )
 
 
 def _check_data(row: Row, reward: Reward) -> None:

@@ -4,7 +4,7 @@ Invariant: no prompt is in both. Held-out prompts come from `validation.task`; w
 training task, the same ones every time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from untail.config import Recipe
@@ -20,6 +20,7 @@ class RunData:
     held_out: list[Prompt]
     rewards: dict[str, dict[str, Any]]
     notes: list[str]
+    partials: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the training task: nobody watches the others
 
 
 def prepare(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RunData:
@@ -48,7 +49,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RunData:
             f"{len(kept)} training prompts are left, fewer than rollout.prompts = {recipe.rollout.prompts}; "
             "lower it, or give the task more rows"
         )
-    return RunData(kept, held_out, train.rewards | valid.rewards, notes)
+    return RunData(kept, held_out, train.rewards | valid.rewards, notes, train.partials)
 
 
 def _validation_table(recipe: Recipe) -> dict[str, Any]:

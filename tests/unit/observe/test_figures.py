@@ -60,6 +60,21 @@ def test_sums_and_ratios_of_sums(path):
     assert figures["accounts"]["unaccounted"] == 0
 
 
+def test_who_was_pruned_over_all_steps(log, tmp_path):
+    log.begin(4, 300)
+    for name in ("4a", "4b"):
+        log.start(name, 300)
+    log.stop("4a", 301, 10, "tournament", segments=2)
+    log("fork", 301, id="4c", parent="4b", group="4", tokens=10, temperature=1.2, engine=0)
+    log.stop("4c", 302, 30, "tournament", segments=10)
+    log.over(302, 302, 302, generated=30)
+    figures = run_figures(log.write(tmp_path / "events.jsonl"))
+    assert figures["pruning"] == {"tournament": {"stopped": 2, "ratio": 2 / 9, "by_segment": {"2": 1, "10": 1}}}
+    assert figures["forks"] == 1
+    assert figures["zero_variance"] == 0.0
+    assert figures["false_kills"]["tournament"]["stopped"] == 2
+
+
 def test_staleness_over_all_tokens(path):
     """The second member's tokens are of version 0 throughout; those of the first are fresh but for the last step."""
     ages = {0: 10 + 10 + 10, 1: 30, 2: 20 + 40}

@@ -152,6 +152,41 @@ def test_what_was_thrown_away_and_why(log):
     }
 
 
+def test_what_a_copy_shares_counts_for_its_parent(log):
+    """A copy of a0 at 10 tokens, one that was stopped at 14 and one that was cancelled at 12."""
+    log.start("a0", 0)
+    log("fork", 3, id="a1", parent="a0", group="a", tokens=10, temperature=1.2, engine=0)
+    log("fork", 3, id="a2", parent="a0", group="a", tokens=10, temperature=1.4, engine=0)
+    log("fork", 3, id="a3", parent="a0", group="a", tokens=10, temperature=1.5, engine=0)
+    log("stop", 5, id="a2", group="a", tokens=14, made=4, reason="tournament", segments=2, audited=False)
+    log("cancel", 5, id="a3", group="a", tokens=12, made=2, why="group", audited=False)
+    members = [member("a0", 20, 0.0), {**member("a1", 25, 1.0), "made": 15}]
+    log.train(10, *members, {**member("a2", 14, -1.0, "stopped"), "made": 4})
+    log.over(10, 10, 10, generated=20 + 15 + 4 + 2)
+    row = step_metrics(log.events, 8)
+    assert (row["started"], row["forks"]) == (4, 3)
+    assert row["rewarded_tokens"] == 15
+    assert row["effective_tokens"] == 15
+    assert row["bad_tokens"] == 4 + 2
+    assert row["pruning"]["tournament"] == {"stopped": 1, "started": 4, "by_segment": {"2": 1}}
+    assert row["len_max"] == 25
+    assert (row["accounts"]["trained"], row["accounts"]["stopped"], row["accounts"]["cancelled"]) == (35, 4, 2)
+    assert row["accounts"]["unaccounted"] == 0
+
+
+def test_groups_whose_rewards_do_not_differ(log):
+    log.train(10, member("a0", 5, 1.0), member("a1", 5, 1.0), member("a2", 5, 0.0, "masked"))
+    log.train(10, member("b0", 5, 1.0), member("b1", 5, 0.0))
+    log.train(10, member("c0", 5, 0.0), member("c1", 5, 0.0))
+    log.train(10, member("d0", 5, 0.0), member("d1", 5, -1.0, "stopped"))
+    log("partial", 5, id="a0", failure="timeout")
+    log("partial", 5, id="a1", failure="raised: ValueError: no")
+    log.over(10, 10, 10, generated=50)
+    row = step_metrics(log.events, 8)
+    assert row["zero_variance"] == 0.5
+    assert row["partial_failures"] == {"timeout": 1, "raised": 1}
+
+
 def test_the_device(log):
     log.train(4, member("a0", 5, 0.0), member("a1", 5, 1.0))
     load = {"computed": 500, "recomputed": 50, "preemptions": 3, "kv_used": 0.75, "peak_mem": 1 << 20}

@@ -6,14 +6,14 @@ from itertools import islice
 import pytest
 from tests.helpers.rig import make_mechanisms
 from tests.helpers.rollout import FakeView, make_group, make_plan, make_prompt, whole, write
-from tests.helpers.tiny import closes, keeps, prunes, refills, routes, shapes, stops, strides
+from tests.helpers.tiny import closes, keeps, refills, routes, shapes, stops, strides
 
 from untail.backends.base import Capabilities
 from untail.config import RolloutConfig, load_recipe, recipe_names
 from untail.errors import ConfigError
 from untail.rollout.live import Route
 from untail.rollout.mechanisms import MechanismError, Mechanisms, resolved
-from untail.rollout.points import Admit, Lane, Mechanism, Move, Place, Strider, Verdict
+from untail.rollout.points import Admit, GroupPoint, Lane, Mechanism, Move, Place, Strider, Verdict
 
 CONFIG = RolloutConfig(max_tokens=8192)
 
@@ -150,6 +150,38 @@ def test_entropy_must_be_given_by_the_backend():
     made(fixed={}, loop={}).check(can("none"), "other")
 
 
+def test_copies_must_be_made_by_the_backend():
+    can = lambda fork: Capabilities(entropy="exact", fork=fork, hidden=False, draft=False)
+    mechanisms = made(fixed={}, tournament={}, fork={})
+    mechanisms.check(can("cow"), "native")
+    mechanisms.check(can("prefix"), "other")
+    with pytest.raises(ConfigError, match=r"mechanisms.fork copies running.*'other' cannot.*mechanisms.fork=false"):
+        mechanisms.check(can("none"), "other")
+    made(fixed={}, tournament={}).check(can("none"), "other")
+
+
+def test_two_that_copy_contradict_each_other():
+    class Copies(Mechanism, GroupPoint):
+        def copies(self, group, places, view):
+            return []
+
+    with pytest.raises(ConfigError, match=r"mechanisms.fork and mechanisms.m0 contradict.*each copies members"):
+        made(Copies, fork={})
+    made(fork={}, tournament={}, outliers={}, duplicates={}, mode_collapse={})
+
+
+def test_what_they_want_to_know():
+    wants = lambda **tables: (
+        (mechanisms := made(**tables)).wants_hidden,
+        mechanisms.wants_partial,
+        mechanisms.watchers_want_partial,
+    )
+    assert wants(fixed={}, loop={}, fork={}, duplicates={}) == (False, False, False)
+    assert wants(tournament={}) == (True, True, False)
+    assert wants(outliers={}) == (True, False, False)
+    assert wants(structure={}) == (False, True, True)
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_that_ships_can_be_built(name):
     recipe = load_recipe(name, {}, [])
@@ -169,7 +201,7 @@ def test_with_none_it_is_plain_grpo():
     assert mechanisms.place(one, [2, 0], view) == 2
     assert (mechanisms.stride(one, view).tokens, mechanisms.stride(one, view).in_place) == (80, False)
     assert mechanisms.look(one, view, True, set()) is None
-    assert mechanisms.decide(one.group, view) == {}
+    assert mechanisms.copies(one.group, 1, view) == []
     assert (mechanisms.starts(view), mechanisms.closes_at(view), mechanisms.rest) == (3, math.inf, "close")
     assert mechanisms.keeps(view.ready[0], view)
     assert (mechanisms.moves(view), mechanisms.refills, mechanisms.looks) == ([], False, False)
@@ -276,15 +308,6 @@ def test_the_first_verdict_that_counts_holds():
     assert look(member(0), FakeView(), True, set()) is None
     cut = made(first, stops(1, act="cut", reason="cut")).look
     assert cut(member(5), FakeView(), False, set()) == Verdict("cut", "cut")
-
-
-def test_the_first_verdict_on_each_member_of_a_group_holds():
-    mechanisms = made(prunes(lambda p, m: m == 0, reason="first"), prunes(lambda p, m: True, reason="second"))
-    group = make_group(make_plan(size=2))
-    assert {name: v.reason for name, v in mechanisms.decide(group, FakeView()).items()} == {
-        "g1/0": "first",
-        "g1/1": "second",
-    }
 
 
 def test_the_most_are_started_and_the_earliest_closes():

@@ -18,7 +18,7 @@ BREAKS = (2, 3, 5)  # after which steps it is broken off
 
 
 def scripts(prompt: int, member: int) -> Script:
-    rng = random.Random(f"{prompt} {member}")
+    rng = random.Random(f"{prompt} {member if member < 5 else 'copy'}")  # an engine numbers copies in its own way
     return Script(rng.choice((3, 5, 8, 13, 40)), reward=float(rng.random() < 0.5))
 
 
@@ -34,6 +34,7 @@ class Swaps(Mechanism, Place):
 
 LANES = routes(lambda member: Route("first" if member.is_new else "later", share=0.75, scale=0.5))
 STOPS = stops(6, who=lambda prompt, member: (prompt + member) % 3 == 0)
+FORKS = {"group": 5, "audit": 0.5, "slots": 6, "backend": {"by_stream": True}}
 SETTINGS = {
     "grpo": ([], {}, {}),
     "ulorl": ([], {"fixed": {"segments": 5}, "defer": {}}, {}),
@@ -45,6 +46,7 @@ SETTINGS = {
     "audit off": ([STOPS], {"fixed": {}, "defer": {}}, {"audit": 1.0, "max_false_kills": 0.1}),
     "unfinished": ([STOPS], {"unfinished": {}, "compaction": {}, "defer": {}}, {"audit": 1.0, "slots": 6}),
     "two engines": ([Swaps], {"order": {}, "fixed": {"segments": 5}, "defer": {}}, {"engines": 2, "slots": 3}),
+    "forks": ([], {"fixed": {"segments": 10}, "tournament": {}, "fork": {}, "defer": {}}, FORKS),
     "surplus": ([closes(20, "defer", groups=6)], {}, {}),
 }
 
@@ -101,6 +103,8 @@ def test_the_settings_leave_something_to_save():
     assert {"rollpacker", "audit", "unfinished", "deadline"} <= has("ghosts")
     assert {"elastic"} <= has("queue")
     assert any(state["audit"]["off"] for state in saved["audit off"])
+    forks = [m["trajectory"] for state in saved["forks"] for group in state["live"] for m in group["members"]]
+    assert any(trajectory["parent"] is not None for trajectory in forks)
     assert any(state["mechanisms"]["tail_batch"]["left_over"] for state in saved["rollpacker"])
     is_live = lambda state, ghost: ghost["group"]["id"] in {group["id"] for group in state["live"]}
     states = [state for setting in saved for state in saved[setting]]
@@ -142,7 +146,7 @@ def test_to_remember_copies_no_tokens():
     assert all(column.values is own for column, own in zip(columns, tokens, strict=True))
 
 
-@pytest.mark.parametrize("setting", ["elastic", "unfinished", "two engines", "rollpacker"])
+@pytest.mark.parametrize("setting", ["elastic", "unfinished", "two engines", "rollpacker", "forks"])
 def test_what_is_restored_would_be_saved_alike(setting):
     for after in BREAKS:
         old, _, state = broken_off(setting, after)

@@ -3,7 +3,7 @@
 import pytest
 from tests.helpers.rollout import finish, make_group, make_plan, make_prompt, whole, write
 
-from untail.rollout.live import LiveGroup, State, copy_of
+from untail.rollout.live import LiveGroup, State, ghost_of
 from untail.rollout.pool import Pool
 from untail.types import Group
 
@@ -95,7 +95,7 @@ def test_all_tokens_whose_fate_is_open_are_carried():
     finish(group.members[2], 10)
     pool = pool_of(group, gone, ready("c", 1))
     assert pool.carried == 2 + 2 + 10 + 2 + 6
-    ghost = copy_of(group.members[0], "loop")
+    ghost = ghost_of(group.members[0], "loop")
     write(ghost, [3, 4, 5])
     pool.ghosts[ghost.id] = ghost
     assert pool.carried == 2 + 2 + 10 + 2 + 6 + 3
