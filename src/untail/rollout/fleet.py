@@ -19,8 +19,10 @@ Put = Callable[[str, Chunk | Exception], None]
 
 
 class Fleet:
-    def __init__(self, backends: list[Backend], slots_each: int, put: Put):
+    def __init__(self, backends: list[Backend], slots_each: int, put: Put, hold: bool = False):
+        """`hold`: sequences stay after a turn, for an environment's reply."""
         self.backends = backends
+        self.hold = hold
         self.clock = backends[0].clock
         self.slots = Slots(len(backends), slots_each)
         self._put = put
@@ -32,8 +34,9 @@ class Fleet:
         self.slots.take(member, engine)
         member.state, member.stride, member.cutting = State.RUNNING, stride, False
         member.first_stride = member.first_stride or stride
+        reply, member.reply = member.reply, []
         if member.id in self._pumps:
-            self._pumps[member.id].extend(stride)
+            self._pumps[member.id].extend(stride, reply)
             return
         trajectory = member.trajectory
         spec = SequenceSpec(
@@ -43,19 +46,21 @@ class Fleet:
             trajectory.stream,
             sampling,
             chunk or member.left,
+            hold=self.hold,
             done=len(trajectory.tokens),
+            turn_begin=trajectory.turn_begin,
         )
         self._pumps[member.id] = Pump(self.backends[engine], spec, partial(self._put, member.id))
 
     def go_on(self, member: Member, stride: int) -> None:
         """In the slot that it has. Pre: at a boundary."""
         member.stride = stride
-        self._pumps[member.id].extend(stride)
+        self._pumps[member.id].extend(stride, [])
 
-    def rest(self, member: Member) -> None:
-        """It leaves its slot at a boundary; its KV stays."""
+    def rest(self, member: Member, state: State = State.WAITING) -> None:
+        """It leaves its slot at a boundary or after a turn; its KV stays."""
         self.slots.leave(member)
-        member.state = State.WAITING
+        member.state = state
 
     def cut(self, members: Iterable[Member]) -> None:
         """They come to a boundary as soon as their engines can."""

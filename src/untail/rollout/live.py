@@ -8,6 +8,7 @@ ever taken out of it.
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
+from untail.envs.base import Answer
 from untail.history.predictor import Prediction
 from untail.types import Prompt, Trajectory
 
@@ -28,6 +29,7 @@ class GroupPlan:
 class State(Enum):
     WAITING = "waiting"  # for a slot: new, or between two segments
     RUNNING = "running"  # in a slot
+    PARKED = "parked"  # its turn is over; its environment is to reply
     SCORING = "scoring"  # ended by itself; its reward is on its way
     DONE = "done"  # its reward is known, or it was stopped
     GONE = "gone"  # cancelled, or its engine failed
@@ -42,6 +44,24 @@ class Route:
     share: float = 1.0
     stride: int | None = None
     scale: float = 1.0
+
+
+@dataclass(slots=True)
+class Parking:
+    """How a member's wait for its environment stands. Time counts within rollouts only: a pause between two steps, or
+    a run that was broken off, is not in it."""
+
+    since: float  # by the clock: up to when the rest is right
+    waited_s: float = 0.0
+    answer: Answer | None = None  # once there is one
+    left_s: float = 0.0  # from then until the answer counts
+
+    def tick(self, now: float) -> None:
+        """Bring it up to now."""
+        passed, self.since = now - self.since, now
+        self.waited_s += passed
+        if self.answer is not None:
+            self.left_s = max(0.0, self.left_s - passed)
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +84,10 @@ class Member:
     rule: str | None = None  # what its reward follows once it was stopped
     cancelled: str | None = None  # by whom: its group, or the step
     ghost: str | None = None  # it runs for the audit alone, after another member was stopped for this reason
-    ghost_begin: int = 0  # the tokens from here on were made for the audit
+    ghost_begin: int = 0  # the model's tokens from here on were made for the audit
+    parking: Parking | None = None  # while it is parked
+    reply: list[int] = field(default_factory=list)  # what its engine has not been told yet
+    tool_s: float = 0.0  # how long it has been parked so far, all turns together
 
     @property
     def id(self) -> str:
@@ -73,7 +96,7 @@ class Member:
     @property
     def length(self) -> int:
         """Response tokens that the model wrote."""
-        return len(self.trajectory.tokens) - self.trajectory.reply_tokens
+        return self.trajectory.length
 
     @property
     def left(self) -> int:
@@ -87,7 +110,7 @@ class Member:
     @property
     def is_open(self) -> bool:
         """It may still get tokens."""
-        return self.state in (State.WAITING, State.RUNNING)
+        return self.state in (State.WAITING, State.RUNNING, State.PARKED)
 
 
 @dataclass(eq=False, slots=True)
@@ -132,5 +155,6 @@ def copy_of(member: Member, reason: str) -> Member:
     ghost = Member(trajectory, member.group, member.serial, member.state, member.started, member.route)
     ghost.segment_begin, ghost.stride, ghost.engine = member.segment_begin, member.stride, member.engine
     ghost.first_stride = member.first_stride
-    ghost.ghost, ghost.ghost_begin = reason, len(trajectory.tokens)
+    ghost.parking, ghost.reply, ghost.tool_s = member.parking, member.reply, member.tool_s
+    ghost.ghost, ghost.ghost_begin = reason, trajectory.length
     return ghost

@@ -6,12 +6,13 @@ audit alone under `audit`. A failure costs its own trajectory and no other.
 """
 
 import asyncio
-from statistics import fmean
 
+from untail.envs import Answer
 from untail.rewards.scorer import Score
 from untail.rollout.audit import CANCELLED
 from untail.rollout.live import LiveGroup, Member, State, copy_of
 from untail.rollout.outcome import records_of, settle_rewards
+from untail.rollout.parking import ParkingLot
 from untail.rollout.points import Verdict
 from untail.rollout.stage import Stage
 from untail.types import Chunk, Group, Segment
@@ -22,16 +23,20 @@ LONGEST_PATIENCE = 2048
 class Lives:
     def __init__(self, stage: Stage):
         self.stage = stage
+        self.parking = ParkingLot(self)
         self._scoring: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
+        await self.parking.close()
         for task in self._scoring:
             task.cancel()
         await asyncio.gather(*self._scoring, return_exceptions=True)
 
-    def hear(self, member: Member, item: Chunk | Exception | Score) -> None:
+    def hear(self, member: Member, item: Chunk | Exception | Score | Answer) -> None:
         if isinstance(item, Score):
             self._on_score(member, item)
+        elif isinstance(item, Answer):
+            self.parking.hear(member, item)
         elif isinstance(item, Exception):
             self._on_failure(member, item)
         else:
@@ -45,14 +50,14 @@ class Lives:
 
     def _on_chunk(self, member: Member, chunk: Chunk) -> None:
         member.trajectory.take(chunk)
-        if chunk.end in ("stop", "length"):
-            self.stage.fleet.forget(member)
-            self._end(member)
+        turn_is_over = self.parking.takes(member)
+        if chunk.end in ("stop", "length") and not turn_is_over:
+            self.end(member)
             return
         verdict = self._watch(member) if chunk.tokens and member.ghost is None else None
         if verdict is not None and verdict.act == "stop":
-            self._stop(member, verdict, at_boundary=chunk.end == "boundary")
-        elif chunk.end == "boundary":
+            self._stop(member, verdict, at_boundary=chunk.end is not None)
+        elif chunk.end is not None:
             self._at_boundary(member)
         elif verdict is not None:
             self.stage.fleet.cut([member])
@@ -69,13 +74,16 @@ class Lives:
         return member.length >= (stage.config.patience or patience)
 
     def _at_boundary(self, member: Member) -> None:
+        """Its stride is used up, it was cut, or its turn is over and its environment is to reply."""
         stage = self.stage
+        if member.trajectory.end == "stop":
+            self.parking.park(member)
+            return
         if member.left <= 0:
             member.trajectory.end = "length"
-            stage.fleet.forget(member, at_boundary=True)
-            self._end(member)
+            self.end(member, at_boundary=True)
             return
-        self._end_segment(member, "cut" if member.cutting else "boundary")
+        self.end_segment(member, "cut" if member.cutting else "boundary")
         member.route = stage.mechanisms.route(member, stage.view)
         if not stage.closing and not member.cutting:
             stride = stage.mechanisms.stride(member, stage.view)
@@ -86,7 +94,7 @@ class Lives:
 
     def _rest(self, member: Member) -> None:
         """It leaves its slot, for as long as it has to wait for the next."""
-        stage, tokens = self.stage, len(member.trajectory.tokens)
+        stage, tokens = self.stage, member.length
         stage.fleet.rest(member)
         stage.busy.discard(member)
         if stage.closing:
@@ -101,9 +109,9 @@ class Lives:
         else:
             stage.queue.put(member)
         if member.ghost is None and not stage.closing:
-            self._ask_group(member.group)
+            self.ask_group(member.group)
 
-    def _ask_group(self, group: LiveGroup) -> None:
+    def ask_group(self, group: LiveGroup) -> None:
         stage = self.stage
         if stage.mechanisms.group_points and all(m.state is State.WAITING and not m.is_new for m in group.open):
             members = {member.id: member for member in group.open}
@@ -113,7 +121,7 @@ class Lives:
                 if stops and member.is_open:
                     self._stop(member, verdict, at_boundary=True)
 
-    def _end_segment(self, member: Member, why: str) -> None:
+    def end_segment(self, member: Member, why: str) -> None:
         end = len(member.trajectory.tokens)
         if end > member.segment_begin:
             member.trajectory.segments.append(Segment(member.segment_begin, end, why))
@@ -121,10 +129,11 @@ class Lives:
 
     # ---- how it ends ------------------------------------------------------------------------------------------
 
-    def _end(self, member: Member) -> None:
+    def end(self, member: Member, at_boundary: bool = False) -> None:
         """It ended by itself; its reward is the next thing to know."""
         stage, trajectory = self.stage, member.trajectory
-        self._end_segment(member, trajectory.end or "stop")
+        stage.fleet.forget(member, at_boundary or (trajectory.end == "stop" and stage.fleet.hold))
+        self.end_segment(member, trajectory.end or "stop")
         member.state = State.SCORING
         if member.ghost is None:
             stage.view.ended += 1
@@ -132,12 +141,13 @@ class Lives:
                 "end",
                 id=member.id,
                 group=member.group.id,
-                tokens=len(trajectory.tokens),
+                tokens=member.length,
                 prompt_tokens=len(trajectory.prompt.tokens),
                 end=trajectory.end,
                 versions=[trajectory.version[0], trajectory.version[-1]],
-                entropy=fmean(trajectory.entropy),
+                entropy=trajectory.mean_entropy,
                 predicted=member.group.plan.predicted.known_mean,
+                **self.parking.figures(member),
             )
         else:
             stage.record("left", id=member.id, overrun=0)
@@ -171,17 +181,17 @@ class Lives:
 
     def _stop(self, member: Member, verdict: Verdict, at_boundary: bool) -> None:
         stage, trajectory = self.stage, member.trajectory
-        self._end_segment(member, verdict.reason)
-        trajectory.stopped, trajectory.end, member.rule = verdict.reason, None, verdict.stopped
+        self.end_segment(member, verdict.reason)
+        trajectory.stopped, member.rule = verdict.reason, verdict.stopped
         audited = stage.audit.chooses(member.id)
         stage.view.ended += 1
         stage.record(
             "stop",
             id=member.id,
             group=member.group.id,
-            tokens=len(trajectory.tokens),
+            tokens=member.length,
             reason=verdict.reason,
-            segments=len(trajectory.segments),
+            segments=sum(segment.why != "reply" for segment in trajectory.segments),
             audited=audited,
         )
         if audited:
@@ -189,6 +199,7 @@ class Lives:
             member.state = State.DONE
         else:
             self._let_go(member, State.DONE, at_boundary)
+        trajectory.end = None  # only now: a ghost goes on from there
         self.check(member.group)
 
     def cancel(self, member: Member) -> None:
@@ -207,8 +218,8 @@ class Lives:
             self._let_go(member, State.GONE, at_boundary=False)
 
     def _record_cancel(self, member: Member, audited: bool) -> None:
-        tokens, why = len(member.trajectory.tokens), member.cancelled
-        self.stage.record("cancel", id=member.id, group=member.group.id, tokens=tokens, why=why, audited=audited)
+        place = {"id": member.id, "group": member.group.id}
+        self.stage.record("cancel", **place, tokens=member.length, why=member.cancelled, audited=audited)
 
     def _let_go(self, member: Member, state: State, at_boundary: bool) -> None:
         """Its sequence ends; if it runs, it holds its slot until the engine says so."""
@@ -219,6 +230,7 @@ class Lives:
             return
         stage.queue.remove({member})
         stage.resting = [other for other in stage.resting if other is not member]
+        self.parking.leave(member)
         stage.fleet.forget(member, at_boundary=True)
         stage.busy.discard(member)
         del stage.members[member.id]
@@ -239,6 +251,7 @@ class Lives:
 
     def _leave(self, member: Member) -> None:
         stage = self.stage
+        self.parking.leave(member)
         stage.fleet.forget(member)
         stage.busy.discard(member)
         stage.members.pop(member.id, None)
@@ -249,7 +262,7 @@ class Lives:
         stage.failure = stage.failure or error
         is_counted = member.state is State.DONE or (member.state is State.GONE and member.slot is None)
         begin = member.ghost_begin if member.ghost is not None else 0
-        tokens = 0 if is_counted else len(member.trajectory.tokens) - begin
+        tokens = 0 if is_counted else member.length - begin
         stage.record("fail", id=member.id, group=member.group.id, tokens=tokens, error=str(error))
         self._leave(member)
         if member.ghost is not None:
@@ -272,6 +285,8 @@ class Lives:
                 self._at_boundary(ghost)
         elif member in stage.resting:
             stage.resting[stage.resting.index(member)] = ghost
+        elif member in stage.parked:
+            stage.parked[stage.parked.index(member)] = ghost
         else:
             stage.queue.remove({member})
             stage.queue.put(ghost)
@@ -283,7 +298,7 @@ class Lives:
         was_off = reason in stage.audit.off
         under_way = sum(other.ghost == reason for other in stage.pool.ghosts.values()) - 1
         verdicts = stage.audit.hear(reason, trajectory.reward > 0, under_way)
-        tokens = len(trajectory.tokens)
+        tokens = ghost.length
         extra = tokens - ghost.ghost_begin
         stage.record("audit", id=ghost.id, reason=reason, tokens=tokens, extra=extra, reward=trajectory.reward)
         if reason in stage.audit.off and not was_off:
@@ -322,6 +337,6 @@ class Lives:
         self.stage.history.add(records_of(group, self.stage.view.step, self.stage.config.max_tokens))
 
     def drop(self, group: LiveGroup, why: str) -> None:
-        tokens = sum(len(member.trajectory.tokens) for member in group.done)
+        tokens = sum(member.length for member in group.done)
         self.stage.record("drop", group=group.id, why=why, tokens=tokens)
         self.stage.pool.remove(group)

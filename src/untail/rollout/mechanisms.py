@@ -33,20 +33,22 @@ from untail.rollout.points import (
     View,
     Watch,
 )
+from untail.rollout.turns import resolved_table
 from untail.types import Group, Prompt
 
 P = TypeVar("P")
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """The recipe with every field of its mechanisms written out, and without those it leaves out."""
+    """The recipe with every field of its mechanisms and its environment written out, and without those mechanisms that
+    it leaves out."""
     configs = {name: MECHANISMS.get(name).Config for name in recipe.mechanisms}  # one left out has to be known, too
     tables = {
         name: parse(configs[name], table, f"mechanisms.{name}").model_dump(mode="json", exclude_none=True)
         for name, table in recipe.mechanisms.items()
         if table is not False
     }
-    return recipe.model_copy(update={"mechanisms": tables})
+    return recipe.model_copy(update={"mechanisms": tables, "environment": resolved_table(recipe.environment)})
 
 
 class Mechanisms:

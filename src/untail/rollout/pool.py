@@ -49,11 +49,9 @@ class Pool:
     @property
     def carried(self) -> int:
         """Tokens that were generated and whose fate is open."""
-        waiting = sum(
-            len(m.trajectory.tokens) for g in self.live.values() for m in g.members if m.state is not State.GONE
-        )
-        whole = sum(len(trajectory.tokens) for group in self.ready for trajectory in group.trajectories)
-        return waiting + whole + sum(len(g.trajectory.tokens) - g.ghost_begin for g in self.ghosts.values())
+        waiting = sum(m.length for g in self.live.values() for m in g.members if m.state is not State.GONE)
+        whole = sum(trajectory.length for group in self.ready for trajectory in group.trajectories)
+        return waiting + whole + sum(ghost.length - ghost.ghost_begin for ghost in self.ghosts.values())
 
 
 def _oldest_version(group: LiveGroup, step: int) -> int | None:

@@ -183,7 +183,7 @@ def test_phases_share_out_the_wall(log):
     log.train(9, member("a0", 10, 1.0), member("a1", 10, 0.0))
     log.over(9, 14, 16, generated=20, logprob_s=1.0, update_s=3.0)
     phases = step_metrics(log.events, 2)["phases"]
-    shares = {"rollout_s": 5, "score_s": 2, "logprob_s": 1, "update_s": 3, "sync_s": 1, "idle_s": 1 + 1 + 2}
+    shares = {"rollout_s": 5, "score_s": 2, "tool_s": 0, "logprob_s": 1, "update_s": 3, "sync_s": 1, "idle_s": 4}
     assert phases == pytest.approx(shares)
     assert sum(phases.values()) == pytest.approx(16)
 

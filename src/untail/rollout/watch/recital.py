@@ -28,10 +28,10 @@ class Recital(Watcher):
     def fires(self, member: Member, view: View) -> bool:
         trajectory, marker = member.trajectory, self.config.marker_ids
         window = self.window(view)
-        logprobs = trajectory.policy_logprob[-window:]
+        logprobs = trajectory.of_model("policy_logprob", window)
         if len(logprobs) < window or min(logprobs) <= math.log(self.config.p):
             return False
-        return not (marker and _contains(trajectory.tokens, list(marker)))
+        return not (marker and _contains(trajectory.of_model("tokens"), list(marker)))
 
 
 def _contains(tokens: list[int], marker: list[int]) -> bool:
