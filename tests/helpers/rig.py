@@ -255,7 +255,9 @@ def _check_tokens(trajectory: Trajectory) -> None:
     count = len(trajectory.tokens)
     ours = [(place, token) for place, token in enumerate(trajectory.tokens, 1) if trajectory.from_model[place - 1]]
     before_a_reply = {place for place, _ in ours if place < count and not trajectory.from_model[place]}
-    ends = before_a_reply | ({count} if trajectory.end == "stop" else set())
+    ends = {place for place, _ in ours if trajectory.p_eos[place - 1] == 1.0}
+    assert before_a_reply <= ends <= before_a_reply | {count}
+    assert trajectory.end != "stop" or count in ends
     assert ours == [(place, 0 if place in ends else place) for place, _ in ours], trajectory
     assert trajectory.reply_tokens == count - len(ours)
     columns = ("policy_logprob", "behaviour_logprob", "entropy", "p_eos", "version", "mixed_kv", "from_model")

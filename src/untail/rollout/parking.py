@@ -126,7 +126,7 @@ class ParkingLot:
 
     def _go_on(self, member: Member, answer: Answer) -> None:
         """With the reply, or to its end."""
-        stage, trajectory, seconds = self.stage, member.trajectory, _parking(member).waited_s
+        stage, trajectory, seconds = self.stage, member.trajectory, round(_parking(member).waited_s, 6)
         self.leave(member)
         member.tool_s += seconds
         tokens = self.turns.tokens_of(trajectory, answer)

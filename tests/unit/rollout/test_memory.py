@@ -6,7 +6,7 @@ import random
 import pytest
 from tests.helpers.rig import Rig, Step
 from tests.helpers.scripted import Script
-from tests.helpers.tiny import closes, routes, stops
+from tests.helpers.tiny import closes, routes, stops, talks
 
 from untail.backends.virtual_loop import run_virtual
 from untail.rollout import memory
@@ -34,6 +34,7 @@ class Swaps(Mechanism, Place):
 
 LANES = routes(lambda member: Route("first" if member.is_new else "later", share=0.75, scale=0.5))
 STOPS = stops(6, who=lambda prompt, member: (prompt + member) % 3 == 0)
+TALKS = talks(latency=lambda turn: (turn.stream % 8191) / 1024, turns=2, time_limit_s=30.0)
 SETTINGS = {
     "grpo": ([], {}, {}),
     "ulorl": ([], {"fixed": {"segments": 5}, "defer": {}}, {}),
@@ -46,6 +47,8 @@ SETTINGS = {
     "unfinished": ([STOPS], {"unfinished": {}, "compaction": {}, "defer": {}}, {"audit": 1.0, "slots": 6}),
     "two engines": ([Swaps], {"order": {}, "fixed": {"segments": 5}, "defer": {}}, {"engines": 2, "slots": 3}),
     "surplus": ([closes(20, "defer", groups=6)], {}, {}),
+    "turns": ([closes(24, "defer", groups=6)], {}, {"environment": TALKS}),
+    "turns and audit": ([STOPS], {"fixed": {"segments": 5}, "defer": {}}, {"environment": TALKS, "audit": 1.0}),
 }
 
 
