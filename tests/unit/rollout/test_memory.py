@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from tests.helpers.rig import Rig, Step
+from tests.helpers.rig import Rig, Step, lengths
 from tests.helpers.scripted import Script
 from tests.helpers.tiny import closes, routes, stops, talks
 
@@ -34,7 +34,7 @@ class Swaps(Mechanism, Place):
 
 LANES = routes(lambda member: Route("first" if member.is_new else "later", share=0.75, scale=0.5))
 STOPS = stops(6, who=lambda prompt, member: (prompt + member) % 3 == 0)
-TALKS = talks(latency=lambda turn: (turn.stream % 8191) / 1024, turns=2, time_limit_s=30.0)
+TALKS = talks(latency=lambda turn: (turn.stream % 8191) / 512, turns=2, time_limit_s=30.0)
 SETTINGS = {
     "grpo": ([], {}, {}),
     "ulorl": ([], {"fixed": {"segments": 5}, "defer": {}}, {}),
@@ -103,6 +103,7 @@ def test_the_settings_leave_something_to_save():
     assert {"april", "surplus"} <= has("ready")
     assert {"rollpacker", "audit", "unfinished", "deadline"} <= has("ghosts")
     assert {"elastic"} <= has("queue")
+    assert {"turns", "turns and audit"} <= has("parked")
     assert any(state["audit"]["off"] for state in saved["audit off"])
     assert any(state["mechanisms"]["tail_batch"]["left_over"] for state in saved["rollpacker"])
     is_live = lambda state, ghost: ghost["group"]["id"] in {group["id"] for group in state["live"]}
@@ -128,7 +129,36 @@ def test_what_was_saved_stays_as_it_was():
     assert json.dumps(saved) == then
 
 
-@pytest.mark.parametrize("setting", ["elastic", "unfinished", "two engines", "rollpacker"])
+def test_whoever_had_no_answer_yet_is_asked_again():
+    """The environment was at work when the run was broken off: nobody knows what became of that."""
+    asked = []
+
+    def slow(turn):
+        asked.append((turn.number, turn.stream))
+        return 30.0 if turn.prompt.tokens[0] == 1 else 0.0
+
+    def rig(history=None) -> Rig:
+        tool = talks(seconds=slow, turns=2, time_limit_s=99.0)
+        return Rig(lengths(default=4), {}, closes(20, "defer"), environment=tool, history=history)
+
+    async def run():
+        old = rig()
+        await old.roll_out()
+        state = old.saved()
+        await old.close()
+        return old, state
+
+    old, state = run_virtual(run())
+    assert [member["parking"]["answer"] for group in state["live"] for member in group["members"]] == [None, None]
+    new = rig(old.history)
+    new.restore(state, 1, old.labels)
+    steps = new.run(3)
+    assert "1/0" in [name for step in steps for name in step.trained]
+    again = [call for call in asked if asked.count(call) == 2]
+    assert len(set(again)) == 2, "both members of the group, about the same turn"
+
+
+@pytest.mark.parametrize("setting", ["elastic", "unfinished", "two engines", "rollpacker", "turns", "turns and audit"])
 def test_what_is_restored_would_be_saved_alike(setting):
     for after in BREAKS:
         old, _, state = broken_off(setting, after)
