@@ -32,6 +32,15 @@ CASES = {
     "unknown peer": (["bench", "engine", "--model=tiny", "--peer=nobody"], "unknown peer 'nobody'"),
     "unknown workload": (["bench", "engine", "--model=tiny", "--workload=odd"], "unknown workload 'odd'"),
     "unknown command": (["trian"], "No such command"),
+    "unknown environment": (
+        ["train", *SMALL, "--set=environment.name=tryagain"],
+        "unknown environment 'tryagain'; did you mean 'try_again'?",
+    ),
+    "nameless environment": (["train", *SMALL, "--set=environment.turns=3"], "environment has no name"),
+    "environment's field": (
+        ["eval", "--model=tiny", "--task=arithmetic", "--set=environment.name=calculator", "--set=environment.turns=0"],
+        "environment.turns = 0 is not valid",
+    ),
 }
 
 
