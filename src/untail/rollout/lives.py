@@ -290,7 +290,7 @@ class Lives:
         else:
             stage.queue.remove({member})
             stage.queue.put(ghost)
-        member.engine = None
+        member.engine = member.parking = None
 
     def _end_audit(self, ghost: Member) -> None:
         stage, reason, trajectory = self.stage, ghost.ghost, ghost.trajectory
