@@ -21,6 +21,7 @@ for seed in 0 1 2; do
   $untail compare grpo ulorl oversample april es-grpo untail --steps 24 --set seed=$seed --out runs/compare-seed$seed --json \
     | tail -1 > $data/compare-seed$seed.json
 done
+benchmarks/turns.sh
 rm -rf runs/ablate
 $untail compare es-grpo --ablate out --steps 16 --out runs/ablate --json | tail -1 > $data/ablate-es-grpo.json
 .venv/bin/python benchmarks/predictor.py $data/predictor.json

@@ -1,8 +1,8 @@
 """The recipe tree: one TOML file, dotted overrides on top, checked as a whole.
 
 Invariant: nothing a user wrote is ignored. An unknown key or a bad value raises a `ConfigError` that names the field,
-the value and the nearest known key. Tables of tasks, rewards and mechanisms stay raw here; the registry checks each
-with its own class. This module imports no torch.
+the value and the nearest known key. Tables of tasks, rewards, environments and mechanisms stay raw here; the registry
+checks each with its own class. This module imports no torch.
 """
 
 import tomllib
@@ -98,7 +98,7 @@ class ValidationConfig(Strict):
 
 
 class Recipe(Strict):
-    """A whole run. Tables of tasks and mechanisms are raw: the registry that knows them checks them."""
+    """A whole run. Tables of tasks, environments and mechanisms are raw: their registries check them."""
 
     reproduces: str = ""  # one line: what published system this is
     model: str
@@ -111,6 +111,7 @@ class Recipe(Strict):
     keep_checkpoints: PositiveInt = 2
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
     rollout: RolloutConfig = RolloutConfig()
+    environment: dict[str, Any] | None = None  # who answers the model, if a trajectory may have several turns
     mechanisms: dict[str, dict[str, Any] | Literal[False]] = {}  # by name, asked in this order; false leaves one out
     reward: RewardConfig = RewardConfig()
     validation: ValidationConfig = ValidationConfig()

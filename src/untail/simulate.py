@@ -5,6 +5,7 @@ that takes `update_s`, and new weights on every engine; the first steps, in whic
 left out of the figures.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -18,6 +19,7 @@ from untail.observe.metrics import step_metrics
 from untail.rewards.scorer import Score
 from untail.rollout.controller import Controller
 from untail.rollout.mechanisms import Mechanisms
+from untail.rollout.turns import Turns, build_environment
 from untail.types import Event, Trajectory
 
 
@@ -32,6 +34,19 @@ class Scene:
     update_s: float = 0.0
     engine: SimConfig = field(default_factory=SimConfig)
     seed: int = 0
+
+
+class SimVoice:
+    """A simulated model says nothing, and takes any reply for a few tokens."""
+
+    vocab = 2
+    reply_tokens = 32
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return ""
+
+    def reply(self, turn: Sequence[int], text: str, role: str) -> list[int]:
+        return [1] * self.reply_tokens
 
 
 def simulate(name: str, recipe: Recipe, scene: Scene) -> dict[str, Any]:
@@ -69,6 +84,10 @@ async def _run(recipe: Recipe, scene: Scene, law: Law) -> list[dict[str, Any]]:
     async def score(trajectory: Trajectory) -> Score:
         return Score(reward_of(law, trajectory))
 
+    environment = build_environment(recipe, backends[0].capabilities, "sim")
+    turns = None
+    if environment is not None:
+        turns = Turns(environment, SimVoice(), score, backends[0].clock, engine.kv_tokens, SimVoice.vocab, scene.seed)
     controller = Controller(
         list(backends),
         scene.engine.slots,
@@ -78,6 +97,7 @@ async def _run(recipe: Recipe, scene: Scene, law: Law) -> list[dict[str, Any]]:
         mechanisms,
         history,
         seed=scene.seed,
+        turns=turns,
     )
     rows = []
     for step in range(1, scene.warmup + scene.steps + 1):

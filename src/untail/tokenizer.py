@@ -1,7 +1,7 @@
 """Text to token ids and back, with the model's chat template.
 
-A thin wrapper over `transformers`' tokenizers, so that the rest of untail sees four methods and one place decides how a
-chat prompt is rendered. Importing this module does not import transformers; loading a tokenizer does.
+A thin wrapper over `transformers`' tokenizers, so that the rest of untail sees a few methods and one place decides how
+a chat is rendered. Importing this module does not import transformers; loading a tokenizer does.
 """
 
 import hashlib
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from untail.errors import ModelError
+
+MODEL_TEXT = "What-the-model-has-said."  # stands for a turn, to see what a chat template puts after it
 
 
 class Tokenizer:
@@ -54,6 +56,19 @@ class Tokenizer:
         if not self.has_chat_template:
             return self._tokenizer.encode("\n".join(message["content"] for message in messages))
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def between_turns(self, reply: str, role: str) -> list[int]:
+        """What stands between the text of a model's turn and its next one if somebody replies: the mark that ends the
+        turn, the reply, and what asks for the next."""
+        if not self.has_chat_template:
+            return self.encode(f"\n{reply}\n")
+        spoken = [("user", "?"), ("assistant", MODEL_TEXT), (role, reply)]
+        messages = [{"role": who, "content": text} for who, text in spoken]
+        chat = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        _, found, rest = chat.partition(MODEL_TEXT)
+        if not found:
+            raise ModelError("the model's chat template leaves out what the model has said, so it knows no turns")
+        return self.encode(rest)
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)

@@ -146,7 +146,7 @@ class Training:
             "score": fmean(scores),
             "ci95": list(mean_interval(scores)),
             "n": len(scores),
-            "mean_len": fmean(len(trajectory.tokens) for trajectory in trajectories),
+            "mean_len": fmean(trajectory.length for trajectory in trajectories),
             "score_failures": failed,
         }
         self.progress.validations[str(step)] = result

@@ -5,8 +5,10 @@ token, model tokens and an environment's replies alike; `from_model` says which 
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 Event = dict[str, Any]
@@ -59,7 +61,7 @@ class SequenceSpec:
     `budget` counts model tokens until the first boundary; `chunk` is how many of them the caller wants to see at a
     time; `hold` keeps the sequence resident after a stop, for an environment's reply; `hidden` asks for hidden-state
     sums. The last `done` of `tokens` are response tokens already: a trajectory that comes from another engine or from a
-    checkpoint goes on as if it had been here all the time.
+    checkpoint goes on as if it had been here all the time. The first `turn_begin` of these belong to earlier turns.
     """
 
     id: str
@@ -71,6 +73,7 @@ class SequenceSpec:
     hold: bool = False
     hidden: bool = False
     done: int = 0
+    turn_begin: int = 0
 
 
 @dataclass(slots=True)
@@ -104,7 +107,8 @@ class Forked:
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One unbroken stretch of a response, [begin, end) in response tokens, and why it ended: "stop", "length",
-    "boundary" (its stride was used up), "cut" (control ended it early), or what a watcher stopped it for."""
+    "boundary" (its stride was used up), "cut" (control ended it early), "turn" (an environment was asked), "reply" (an
+    environment wrote it), or what a watcher stopped it for."""
 
     begin: int
     end: int
@@ -116,8 +120,8 @@ class Trajectory:
     """One response to one prompt, token by token, with what the engine said about each token when it was sampled.
 
     `stopped` is why a watcher or a group decision ended it, if one did; `masked` keeps it out of the loss and out of
-    its group's statistics. A copy of another trajectory has a `parent`, whose first `forked_at` tokens are its own too,
-    and a temperature of its own.
+    its group's statistics. `text` is that of its last turn. A copy of another trajectory has a `parent`, whose first
+    `forked_at` tokens are its own too, and a temperature of its own.
     """
 
     id: str
@@ -142,11 +146,32 @@ class Trajectory:
     parent: str | None = None
     forked_at: int = 0
     temperature: float | None = None  # it is sampled at, if not the recipe's
+    turns: int = 1  # of the model, the present one included
+    turn_begin: int = 0  # where its present turn begins, in response tokens
+    tool_failure: str | None = None  # why its environment gave no reply, if it failed
+
+    @property
+    def length(self) -> int:
+        """Response tokens that the model wrote."""
+        return len(self.tokens) - self.reply_tokens
 
     @property
     def made(self) -> int:
         """Tokens that the model generated for it: what it shares with its parent counts there."""
         return sum(self.from_model[self.forked_at :])
+
+    @property
+    def mean_entropy(self) -> float:
+        """Of the tokens that the model wrote: a reply's have none. Pre: there are some."""
+        return math.fsum(self.entropy) / self.length
+
+    def of_model(self, column: str, last: int | None = None) -> list[Any]:
+        """The column's entries for the tokens that the model wrote, in whichever turn; the last so many of them."""
+        values = getattr(self, column)
+        if not self.reply_tokens:
+            return values if last is None else values[-last:]
+        from_end = (value for value, ours in zip(reversed(values), reversed(self.from_model), strict=True) if ours)
+        return list(islice(from_end, last))[::-1]
 
     def take(self, chunk: Chunk) -> None:
         self.tokens += chunk.tokens
@@ -158,6 +183,22 @@ class Trajectory:
         self.mixed_kv += chunk.mixed_kv
         self.from_model += [True] * len(chunk.tokens)
         self.end = chunk.end
+
+    def take_reply(self, tokens: Sequence[int], version: int) -> None:
+        """An environment's reply: the model's next turn begins after it."""
+        nothing = [0.0] * len(tokens)
+        self.tokens += tokens
+        self.policy_logprob += nothing
+        self.behaviour_logprob += nothing
+        self.entropy += nothing
+        self.p_eos += nothing
+        self.version += [version] * len(tokens)
+        self.mixed_kv += [False] * len(tokens)
+        self.from_model += [False] * len(tokens)
+        self.reply_tokens += len(tokens)
+        self.turns += 1
+        self.turn_begin = len(self.tokens)
+        self.end = None
 
 
 @dataclass(slots=True)

@@ -91,6 +91,27 @@ async def test_append_is_context(backend):
     assert again.policy_logprob == pytest.approx(whole.policy_logprob[1:], abs=1e-4)
 
 
+async def test_append_may_set_the_budget_anew(backend):
+    """Whatever was left of the old one; the stream is at a boundary when the new one is used up."""
+    tokens, ends = [], []
+    async for chunk in backend.generate(spec("x", PROMPT, 40, sampling=EVERYTHING_STOPS, hold=True, chunk=40)):
+        tokens += chunk.tokens
+        ends.append(chunk.end)
+        if len(tokens) == 1:
+            await backend.append("x", [11, 12], 1)
+        elif len(tokens) == 2:
+            await backend.append("x", [13], 3)
+        elif len(tokens) == 3:
+            await backend.release("x")
+    assert ends == ["stop", "stop", "stop"]
+    first = SamplingParams(stop_ids=())
+    sizes = []
+    async for chunk in backend.generate(spec("y", PROMPT, 4, sampling=first, hold=True, chunk=40)):
+        sizes.append((len(chunk.tokens), chunk.end))
+        await (backend.append("y", [11, 12], 7) if len(sizes) == 1 else backend.release("y"))
+    assert sizes == [(4, "boundary"), (7, "boundary")]
+
+
 async def test_fork_gives_each_child_a_stream(backend):
     tasks = []
     first = Chunk()

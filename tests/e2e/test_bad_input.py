@@ -36,6 +36,15 @@ CASES = {
     "no steps": (["train", "--steps=0"], "'--steps': Input should be greater than or equal to 1; see untail train"),
     "nothing to compare": (["compare"], "Missing argument 'RECIPE...'; see untail compare --help"),
     "no such ablation": (["compare", "untail", "--ablate=some"], "'--ablate': 'some' is not one of 'out', 'only'; see"),
+    "unknown environment": (
+        ["train", *SMALL, "--set=environment.name=tryagain"],
+        "unknown environment 'tryagain'; did you mean 'try_again'?",
+    ),
+    "nameless environment": (["train", *SMALL, "--set=environment.turns=3"], "environment has no name"),
+    "environment's field": (
+        ["eval", "--model=tiny", "--task=arithmetic", "--set=environment.name=calculator", "--set=environment.turns=0"],
+        "environment.turns = 0 is not valid",
+    ),
 }
 
 

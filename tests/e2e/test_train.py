@@ -52,7 +52,7 @@ def test_engine_and_trainer_agree_and_the_first_ratio_is_one(trained):
 def test_every_trajectory_has_a_life_in_the_events(trained):
     folder, _ = trained
     events = rows(folder, "events.jsonl")
-    assert (events[0]["e"], events[0]["schema"]) == ("run", 2)
+    assert (events[0]["e"], events[0]["schema"]) == ("run", 3)
     for kind in ("start", "end", "score"):
         assert len([event for event in events if event["e"] == kind]) == 4 * 16
     ended = sum(event["tokens"] for event in events if event["e"] == "end")

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from untail.backends.native import NativeBackend
@@ -11,10 +11,12 @@ from untail.config import Recipe
 from untail.engine.engine import Engine
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.load import LoadedModel, load_model
+from untail.envs import Environment
 from untail.history.store import History
 from untail.rewards.scorer import Score
 from untail.rollout.controller import Controller
 from untail.rollout.points import Mechanism
+from untail.rollout.turns import ChatVoice, Turns
 from untail.tasks.load import load_tasks
 from untail.types import Prompt, Trajectory
 
@@ -49,16 +51,22 @@ async def native_controller(
     deterministic: bool = False,
     history: History | None = None,
     seed: int = 0,
+    environment: Environment | None = None,
     **engine: Any,
 ):
     """A controller over engines that share one decoder."""
     config = recipe.engine.model_copy(update={"max_seqs": 8, "kv_blocks": 256, **engine})
     shared = decoder or tiny().decoder
-    backends = [NativeBackend(Engine(shared, config), deterministic) for _ in range(engines)]
+    decode = partial(tiny().tokenizer.decode, skip_special=False)
+    backends = [NativeBackend(Engine(shared, config, decode), deterministic) for _ in range(engines)]
+    limits, voice = backends[0].engine.limits, ChatVoice(tiny().tokenizer)
+    turns = environment and Turns(
+        environment, voice, odd_lengths_win, backends[0].clock, limits.longest, limits.vocab, seed
+    )
     history = history or History.open(None, "tiny", "tiny")
     controller = Controller(
         list(backends), config.max_seqs, list(arithmetic()), odd_lengths_win, recipe.rollout,
-        mechanisms_of(recipe, extra), history, shared.shape.eos_ids, shared.shape.vocab, seed,
+        mechanisms_of(recipe, extra), history, shared.shape.eos_ids, shared.shape.vocab, seed, turns,
     )  # fmt: skip
     try:
         yield controller

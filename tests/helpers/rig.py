@@ -8,7 +8,7 @@ second member of the group of prompt 3.
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +17,7 @@ from tests.helpers.rollout import make_prompt
 from tests.helpers.scripted import Script, Scripted, Scripts, Ticker, script_of
 from untail.backends.virtual_loop import run_virtual
 from untail.config import RolloutConfig
+from untail.envs import Environment
 from untail.history.store import History
 from untail.observe.accounts import step_accounts
 from untail.rewards.scorer import Score
@@ -24,10 +25,22 @@ from untail.rollout import memory
 from untail.rollout.controller import Controller
 from untail.rollout.mechanisms import Mechanisms
 from untail.rollout.points import MECHANISMS, Mechanism
+from untail.rollout.turns import Turns, Voice
 from untail.types import Event, Group, Prompt, Trajectory, stream_key
 
 MOST_EVENTS = 50_000  # of a step: a rollout that does not end fails its test instead of hanging it
-FREES = ("segment", "defer", "end", "left")
+FREES = ("segment", "defer", "park", "end", "left")
+CONTEXT = 1000
+
+
+class Numbers:
+    """A turn's text is its tokens, and so is a reply's."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
+    def reply(self, turn: Sequence[int], text: str, role: str) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
 
 
 def drawn_in_order(count: int, seed: int) -> list[Prompt]:
@@ -100,6 +113,8 @@ class Rig:
         seed: int = 0,
         history: History | None = None,
         backend: dict[str, Any] | None = None,
+        environment: Environment | None = None,
+        voice: Voice | None = None,
         **rollout: Any,
     ):
         """`pool`: prompts that there are; `backend`: what the engines are; `rollout`: fields of the recipe, where 0 is
@@ -113,6 +128,8 @@ class Rig:
         self.history = history or History.open(None, "test", "test")
         self.prompts = drawn_in_order(pool, seed)
         self.slots = slots
+        clock = self.backends[0].clock
+        turns = environment and Turns(environment, voice or Numbers(), self._score, clock, CONTEXT, 100, seed)
         self.controller = Controller(
             list(self.backends),
             slots,
@@ -124,6 +141,7 @@ class Rig:
             stop_ids=(0,),
             vocab=100,
             seed=seed,
+            turns=turns,
         )
         self.stage = self.controller.stage
         self.labels: dict[str, str] = {}
@@ -213,7 +231,7 @@ class Rig:
 
     def _check_that_nobody_is_lost(self) -> None:
         stage = self.stage
-        waits = [*stage.queue, *stage.resting]
+        waits = [*stage.queue, *stage.resting, *stage.parked]
         unfinished = [member for group in stage.pool.live.values() for member in group.open]
         assert {id(member) for member in waits} == {id(m) for m in [*unfinished, *stage.pool.ghosts.values()]}
         assert {member.id for member in waits} == set(stage.members)
@@ -237,8 +255,13 @@ def _check_slots(events: list[Event], slots: int) -> None:
 def _check_tokens(trajectory: Trajectory) -> None:
     """None is missing and none is there twice; versions never fall, and segments lie side by side."""
     count = len(trajectory.tokens)
-    last = 0 if trajectory.end == "stop" else count
-    assert trajectory.tokens == [*range(1, count), last], trajectory
+    ours = [(place, token) for place, token in enumerate(trajectory.tokens, 1) if trajectory.from_model[place - 1]]
+    before_a_reply = {place for place, _ in ours if place < count and not trajectory.from_model[place]}
+    ends = {place for place, _ in ours if trajectory.p_eos[place - 1] == 1.0}
+    assert before_a_reply <= ends <= before_a_reply | {count}
+    assert trajectory.end != "stop" or count in ends
+    assert ours == [(place, 0 if place in ends else place) for place, _ in ours], trajectory
+    assert trajectory.reply_tokens == count - len(ours)
     columns = ("policy_logprob", "behaviour_logprob", "entropy", "p_eos", "version", "mixed_kv", "from_model")
     assert {len(getattr(trajectory, column)) for column in columns} == {count}
     assert trajectory.version == sorted(trajectory.version)

@@ -1,9 +1,9 @@
 """A backend that does what a script says: for tests of what drives it.
 
 Every sequence gets a token every `latency` seconds by the event loop's time, whatever else runs; those that get one at
-the same time get it in the order of their names. Token number i of a response is i, counted from 1, and the last is 0:
-a token that was lost or made twice shows. Operations are checked as strictly as the protocol allows, and every call is
-written down.
+the same time get it in the order of their names. Token number i of a response is i, counted from 1 with an
+environment's replies, and the last of a turn is 0: a token that was lost or made twice shows. Operations are checked as
+strictly as the protocol allows, and every call is written down.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ from untail.types import Chunk, Forked, SequenceSpec
 class Script:
     """What becomes of one trajectory if it may run to its end."""
 
-    length: int = 4  # response tokens, the last included
+    length: int = 4  # tokens of its first turn, the last included
+    later: int = 4  # and of every later one
     reward: float = 1.0
     fails_at: int | None = None  # its engine raises after so many tokens
     score_s: float = 0.0  # how long its scorer takes
@@ -74,7 +75,9 @@ class Sequence:
     script: Script
     made: int
     budget: int
-    rests: bool = False  # at a boundary
+    turn_end: int  # `made` when its turn is over
+    rests: bool = False  # at a boundary, or held after a turn
+    turn_over: bool = False
     order: str | None = None  # cut, abort or release
     token: asyncio.Future[None] | None = None  # on its way
     woken: asyncio.Event = field(default_factory=asyncio.Event)  # at a boundary
@@ -124,7 +127,8 @@ class Scripted:
             raise RequestError(f"sequence {spec.id!r} exists already")
         if spec.budget < 1 or spec.chunk < 1 or not 0 <= spec.done < len(spec.tokens):
             raise RequestError(f"{spec} cannot be served")
-        sequence = Sequence(spec, script_of(self.scripts, spec.tokens, spec.id), spec.done, spec.budget)
+        script = script_of(self.scripts, spec.tokens, spec.id)
+        sequence = Sequence(spec, script, spec.done, spec.budget, _turn_end(spec, script))
         self.alive[spec.id] = sequence
         self.computed += len(spec.tokens)
         self.most = max(self.most, self.running)
@@ -148,7 +152,7 @@ class Scripted:
             child = f"{name}/{next(self.forks)}"
             spec = replace(parent.spec, id=child, stream=stream)
             script = script_of(self.scripts, spec.tokens, child)
-            self.alive[child] = Sequence(spec, script, parent.made, 0, rests=True)
+            self.alive[child] = Sequence(spec, script, parent.made, 0, _turn_end(spec, script), rests=True)
             children.append(child)
         self.unread.update(children)
         return Forked(parent.made, children)
@@ -158,9 +162,11 @@ class Scripted:
             await self._at_rest(sequence)
             while sequence.order != "release":
                 chunk = await self._chunk(sequence)
-                sequence.rests = chunk.end == "boundary"
+                sequence.turn_over = chunk.end == "stop"
+                sequence.rests = chunk.end == "boundary" or (sequence.turn_over and sequence.spec.hold)
+                is_over = chunk.end is not None and not sequence.rests
                 yield chunk
-                if chunk.end in ("stop", "abort"):
+                if is_over:
                     return
                 await self._at_rest(sequence)
         finally:
@@ -176,7 +182,22 @@ class Scripted:
         if budget < 1:
             raise RequestError(f"{name!r} cannot go on for {budget} tokens")
         sequence = self._at_boundary(name)
-        sequence.rests, sequence.budget = False, budget
+        if sequence.turn_over:
+            raise SequenceStateError(f"{name!r} ended its turn")
+        self._go_on(sequence, budget)
+
+    async def append(self, name: str, tokens: list[int], budget: int | None = None) -> None:
+        self.calls.append(("append", name, list(tokens)))
+        sequence = self._at_boundary(name)
+        if not tokens or not (sequence.turn_over and budget):
+            raise RequestError(f"{name!r} takes no reply of {tokens} for {budget} tokens")
+        sequence.made += len(tokens)
+        sequence.turn_end = sequence.made + sequence.script.later
+        self.computed += len(tokens)
+        self._go_on(sequence, budget)
+
+    def _go_on(self, sequence: Sequence, budget: int) -> None:
+        sequence.rests, sequence.turn_over, sequence.budget = False, False, budget
         self.most = max(self.most, self.running)
         sequence.woken.set()
 
@@ -235,7 +256,7 @@ class Scripted:
         sequence.budget -= 1
         self.sampled += 1
         self.computed += 1
-        is_last = sequence.made >= sequence.script.length
+        is_last = sequence.made >= sequence.turn_end
         chunk.tokens.append(0 if is_last else sequence.made)
         chunk.policy_logprob.append(-0.5)
         chunk.behaviour_logprob.append(-0.5)
@@ -256,3 +277,7 @@ class Scripted:
         if sequence.token is not None and not sequence.token.done():
             sequence.token.set_result(None)
         sequence.woken.set()
+
+
+def _turn_end(spec: SequenceSpec, script: Script) -> int:
+    return spec.turn_begin + (script.later if spec.turn_begin else script.length)

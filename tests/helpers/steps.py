@@ -12,6 +12,7 @@ from untail.backends.laws import Draw, Law, LogNormal, reward_of, sim_prompts
 from untail.backends.sim import SimBackend, SimConfig
 from untail.backends.virtual_loop import run_virtual
 from untail.config import Recipe, load_recipe
+from untail.envs import Environment
 from untail.history.store import History
 from untail.observe.accounts import Accounts, step_accounts
 from untail.observe.fates import Fates
@@ -19,6 +20,8 @@ from untail.rewards.scorer import Score
 from untail.rollout.controller import Controller
 from untail.rollout.mechanisms import Mechanisms
 from untail.rollout.points import Mechanism, Place, Watch
+from untail.rollout.turns import Turns
+from untail.simulate import SimVoice
 from untail.types import Event, Group, Prompt, Trajectory
 
 SURE = 0.005  # nats: p > 0.99, and far below what `collapse` calls low
@@ -134,6 +137,7 @@ def simulate_steps(
     seed: int = 0,
     score_s: float = 0.0,
     make_backend: Callable[[Law, SimConfig], SimBackend] = SimBackend,
+    environment: Environment | None = None,
     **engine: Any,
 ) -> Steps:
     """`steps` steps in virtual time, over `pool` prompts and `engines` engines of `slots` slots each; a score takes
@@ -151,11 +155,13 @@ def simulate_steps(
             for backend in backends:
                 await backend.load_weights(None, step)
 
+        clock = backends[0].clock
+        turns = environment and Turns(environment, SimVoice(), score, clock, config.kv_tokens, 512, seed)
         with_memory = History.open(None, "sim", "sim")
         mechanisms = mechanisms_of(recipe, extra)
         controller = Controller(
             list(backends), slots, sim_prompts(pool, law), score, recipe.rollout, mechanisms, with_memory, vocab=512,
-            seed=seed,
+            seed=seed, turns=turns,
         )  # fmt: skip
         try:
             return await take_steps(controller, range(1, steps + 1), update)

@@ -1,8 +1,10 @@
 """Mechanisms that do one thing each, as told: for tests of what asks them."""
 
+import asyncio
 import math
 from collections.abc import Callable
 
+from untail.envs import Environment, Turn
 from untail.rollout.live import GroupPlan, LiveGroup, Member, Route
 from untail.rollout.points import (
     Admit,
@@ -105,6 +107,25 @@ def closes(after: float = math.inf, what: Rest = "close", groups: int | None = N
             return view.began + after
 
     return Closes
+
+
+def talks(
+    reply: Callable[[Turn], str | None] = lambda turn: "abc",
+    seconds: Callable[[Turn], float] = lambda turn: 0.0,
+    latency: Callable[[Turn], float] = lambda turn: 0.0,
+    **fields: object,
+) -> Environment:
+    """Works for so many `seconds`, then replies, and seems to have taken as many more as `latency` says."""
+
+    class Talks(Environment):
+        async def reply(self, turn: Turn) -> str | None:
+            await asyncio.sleep(seconds(turn))
+            return reply(turn)
+
+        def latency_s(self, turn: Turn) -> float:
+            return latency(turn)
+
+    return Talks(Environment.Config(**fields))
 
 
 def keeps(wanted: Callable[[Group], bool]) -> Made:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.helpers.native import native_controller
 from tests.helpers.steps import Steps, Tail, simulate_steps, small_recipe, take_steps
+from tests.helpers.tiny import talks
 from untail.backends.sim import SimBackend
 from untail.config import recipe_names
 from untail.observe.accounts import CAME, WENT, run_accounts
@@ -135,6 +136,45 @@ def test_a_round_in_which_nobody_ends_and_one_fails_goes_on(seed):
     recipe = small_recipe("ulorl", prompts=2, group=2, watch_every=64)
     law = Tail(seed, median=60.0, p99=400.0, prompt_share=1.0)
     check(simulate_steps(recipe, law, 6, engines=1, seed=seed, make_backend=Unreliable), all_arrives=False)
+
+
+def slow_tool(turn) -> float:
+    """Seconds, with a tail: a simulated step takes about one."""
+    return 0.02 * (turn.stream % 101) ** 2 / 100
+
+
+TURNS = {"turns": 3, "time_limit_s": 1.5}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("room", [2_000_000, 1400])
+def test_with_an_environment(name, room):
+    """Replies are nobody's tokens: the books are those of what the model wrote."""
+    tool = talks(lambda turn: "again" if turn.stream % 4 else None, latency=slow_tool, **TURNS)
+    recipe = small_recipe(name, **AUDITS, max_staleness=2)
+    taken = simulate_steps(recipe, Tail(5), 10, [Doubter(None)], environment=tool, kv_tokens=room)
+    books = check(taken)
+    assert books["trained"] > 0
+    assert max(trajectory.turns for _, trajectory in taken.trained) == 3
+    assert {end["tool_failure"] for end in taken.all("end")} >= {None, "timeout"}
+    for _, trajectory in taken.trained:
+        assert trajectory.length == sum(trajectory.from_model) == len(trajectory.tokens) - trajectory.reply_tokens
+
+
+@pytest.mark.parametrize("name", ["grpo", "oversample", "april", "untail"])
+async def test_with_an_environment_on_the_engine(name):
+    tool = talks(lambda turn: "again" if turn.stream % 4 else None, latency=lambda t: 0.02 * (t.stream % 20), turns=3)
+    recipe = small_recipe(name, **AUDITS, prompts=3, max_tokens=96, patience=4, watch_every=4)
+    async with native_controller(recipe, [Doubter(None)], deterministic=True, environment=tool) as controller:
+        (backend,) = controller.stage.fleet.backends
+
+        async def update(step, batch):
+            await backend.load_weights(None, step)
+
+        taken = await take_steps(controller, range(1, 4), update)
+        backend.engine.check_integrity()
+    check(taken)
+    assert len(taken.all("reply")) > 0
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -20,9 +20,10 @@ MAY_IMPORT = {
     "tasks": GROUND | {"rewards"},
     "engine": GROUND,
     "backends": GROUND | {"engine"},
+    "envs": GROUND,
     "history": GROUND,
     "observe": GROUND | {"history"},
-    "rollout": GROUND | {"backends", "history", "observe", "rewards"},
+    "rollout": GROUND | {"backends", "envs", "history", "observe", "rewards"},
     "learn": GROUND | {"engine"},
     "flow": GROUND | {"backends", "engine", "history", "learn", "observe", "rewards", "rollout"},
     "run": GROUND | {"learn", "observe"},
@@ -61,7 +62,8 @@ def test_learner_and_rollout_meet_only_in_types():
 
 
 def test_importing_the_package_and_its_config_brings_no_torch():
-    code = "import sys, untail, untail.config, untail.types, untail.tasks, untail.rewards, untail.cli.main; "
+    code = "import sys, untail, untail.config, untail.types, untail.tasks, untail.rewards, untail.envs; "
+    code += "import untail.cli.main; "
     code += "print(*{'torch', 'ray', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

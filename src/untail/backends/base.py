@@ -24,6 +24,7 @@ class Capabilities:
     fork: Literal["cow", "prefix", "none"]  # copy-on-write of a running sequence, or a new request over a cached prefix
     hidden: bool  # sums of hidden states
     draft: bool  # drafts from outside, per sequence
+    append: bool = True  # an environment's reply to a sequence that stays resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,9 @@ class Backend(Protocol):
         """Go on for `budget` more tokens. Pre: at a boundary."""
         ...
 
-    async def append(self, name: str, tokens: list[int]) -> None:
-        """The environment's reply: context, not loss. Pre: at a boundary, or stopped and held."""
+    async def append(self, name: str, tokens: list[int], budget: int | None = None) -> None:
+        """The environment's reply: context, not loss. It then goes on for `budget` tokens, or else for what is left of
+        the budget it had. Pre: at a boundary, or stopped and held."""
         ...
 
     async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> Forked:

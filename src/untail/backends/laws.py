@@ -143,8 +143,14 @@ def sim_prompts(count: int, law: Law) -> list[Prompt]:
 
 
 def reward_of(law: Law, trajectory: Trajectory) -> float:
-    """What was drawn for it if it came to its own end; nothing if it was cut off."""
-    return law.draw(trajectory.prompt, trajectory.stream).reward if trajectory.end == "stop" else 0.0
+    """What was drawn for its last turn if it came to its own end; nothing if it was cut off."""
+    stream = turn_stream(trajectory.stream, trajectory.turn_begin)
+    return law.draw(trajectory.prompt, stream).reward if trajectory.end == "stop" else 0.0
+
+
+def turn_stream(stream: int, begin: int) -> int:
+    """Every turn is a draw of its own: the first is the trajectory's."""
+    return stream_key(stream, begin) if begin else stream
 
 
 def read_trace(path: Path) -> list[Recorded]:

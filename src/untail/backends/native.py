@@ -104,8 +104,8 @@ class NativeBackend:
     async def extend(self, name: str, budget: int) -> None:
         await self._control(lambda turn: self.engine.extend(name, budget))
 
-    async def append(self, name: str, tokens: list[int]) -> None:
-        await self._control(lambda turn: self.engine.append(name, tokens))
+    async def append(self, name: str, tokens: list[int], budget: int | None = None) -> None:
+        await self._control(lambda turn: self.engine.append(name, tokens, budget))
 
     async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> Forked:
         queues: dict[str, Queue] = {}

@@ -39,8 +39,8 @@ class SimBackend:
     async def extend(self, name: str, budget: int) -> None:
         self._control(lambda: self.engine.extend(name, budget))
 
-    async def append(self, name: str, tokens: list[int]) -> None:
-        self._control(lambda: self.engine.append(name, tokens))
+    async def append(self, name: str, tokens: list[int], budget: int | None = None) -> None:
+        self._control(lambda: self.engine.append(name, tokens, budget))
 
     async def fork(self, name: str, streams: list[int], temperatures: list[float] | None = None) -> Forked:
         def fork() -> Forked:

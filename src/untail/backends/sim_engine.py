@@ -16,10 +16,10 @@ from itertools import chain
 from itertools import count as counting
 from typing import Literal
 
-from untail.backends.laws import Law, sim_prompt
+from untail.backends.laws import Law, sim_prompt, turn_stream
 from untail.config import NotNegative, PositiveFloat, PositiveInt, Strict
 from untail.errors import RequestError, SequenceStateError, WeightsError
-from untail.types import Chunk, End, Forked, SequenceSpec, stream_key
+from untail.types import Chunk, End, Forked, SequenceSpec
 
 STOP = 0  # every other token is the number of its place in a part of the vocabulary that is its stream's own: a
 # simulated response repeats nothing, neither of itself nor of its siblings
@@ -57,8 +57,8 @@ class Sequence:
         self.entropy = entropy
         self.first = spec.stream % PARTS * PART
         self.context = len(spec.tokens)  # all tokens there are
-        self.made = spec.done  # response tokens that the model wrote
-        self.end = max(spec.done + 1, length)  # `made` when its turn is over
+        self.made = spec.done  # response tokens, an environment's replies included
+        self.end = max(spec.done + 1, spec.turn_begin + length)  # `made` when its turn is over
         self.turn_over = False  # stopped, and held for the environment's reply
         self.budget = spec.budget  # model tokens still allowed before the next boundary
         self.computed = 0  # tokens that have KV
@@ -194,16 +194,20 @@ class SimEngine:
         sequence.budget += budget
         self._go_on(sequence)
 
-    def append(self, name: str, tokens: list[int]) -> None:
+    def append(self, name: str, tokens: list[int], budget: int | None = None) -> None:
         """What the model writes after its turn was over is as long as another draw."""
         sequence = self._at_boundary(name, "append to")
         if not tokens:
             raise RequestError(f"sequence {name!r}: the reply is empty; append at least one token")
-        self._check_budget(name, sequence.context + len(tokens), max(sequence.budget, 1))
+        budget = sequence.budget if budget is None else budget
+        self._check_budget(name, sequence.context + len(tokens), max(budget, 1))
         sequence.context += len(tokens)
+        sequence.made += len(tokens)
+        sequence.end += len(tokens)
+        sequence.budget = budget
         if sequence.turn_over:
-            spec = replace(sequence.spec, stream=stream_key(sequence.spec.stream, sequence.made), done=0)
-            sequence.end = sequence.made + self._drawn(spec).end
+            sequence.spec = replace(sequence.spec, turn_begin=sequence.made)
+            sequence.end = self._drawn(sequence.spec).end
             sequence.turn_over = False
         if sequence.budget:
             self._go_on(sequence)
@@ -410,7 +414,7 @@ class SimEngine:
     # Sequences: making, finding, checking.
 
     def _drawn(self, spec: SequenceSpec) -> Sequence:
-        draw = self.law.draw(sim_prompt(spec.tokens[0], self.law), spec.stream)
+        draw = self.law.draw(sim_prompt(spec.tokens[0], self.law), turn_stream(spec.stream, spec.turn_begin))
         return Sequence(spec, draw.length, draw.entropy)
 
     def _fork(self, parent: Sequence, stream: int) -> str:

@@ -19,7 +19,10 @@ def evaluate(
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest response.")] = 512,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="A=B", help="A field of the task's table.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A=B", help="A field of the task's table, or environment.NAME=B."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """The mean score of a model on a task's prompts, with a 95 % interval."""
@@ -40,7 +43,9 @@ async def _evaluate(
     from untail.tasks.names import table_of
 
     table = override(table_of(task), assignments)
-    changes = {"model": model, "seed": seed, "rollout": {"max_tokens": max_tokens}}
+    changes: dict[str, Any] = {"model": model, "seed": seed, "rollout": {"max_tokens": max_tokens}}
+    if "environment" in table:
+        changes["environment"] = table.pop("environment")
     recipe = load_recipe(None, changes, [])
     loaded = load_model(model, recipe.engine.device, recipe.engine.dtype)
     room = loaded.decoder.shape.context - max_tokens
@@ -59,7 +64,7 @@ async def _evaluate(
     return {
         "score": fmean(scores),
         "n": len(scores),
-        "mean_len": fmean(len(trajectory.tokens) for trajectory in trajectories),
+        "mean_len": fmean(trajectory.length for trajectory in trajectories),
         "ci95": list(mean_interval(scores)),
         "score_failures": dict(roles.scorer.failures),
         "model": str(Path(model)),

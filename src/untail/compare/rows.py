@@ -17,7 +17,8 @@ Row = dict[str, Any]
 MEANS = (
     *("wall_s", "rollout_s", "tokens", "trajectories", "ett", "etr", "throughput", "slot_bubble", "tail_share"),
     *("device_bubble", "makespan_p50", "makespan_p95", "makespan_max", "bad_generation", "preemption"),
-    *("mean_len", "entropy", "pass1", "zero_variance", "forks", "staleness", "peak_mem", "phases"),
+    *("mean_len", "entropy", "pass1", "zero_variance", "forks", "turns", "tool_wait_s", "staleness"),
+    *("peak_mem", "phases"),
 )
 SCORES = ("score_before", "time_to_score_s", "tokens_to_score")
 # Of one run: a mean of these would mean little.

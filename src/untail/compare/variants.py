@@ -15,7 +15,7 @@ from untail.errors import UserError
 
 Load = Callable[[str, list[str]], Recipe]
 """A recipe by its name or file, with more `a.b=c` assignments on top."""
-SHARED = ("model", "task", "validation", "seed", "steps", "engine.max_seqs")
+SHARED = ("model", "task", "environment", "validation", "seed", "steps", "engine.max_seqs")
 CHECKS = 5  # validations on the way, so that it can be told when a score was reached
 
 

@@ -120,8 +120,9 @@ class Engine:
         sequence.budget += budget
         self.scheduler.resume(sequence)
 
-    def append(self, name: str, tokens: list[int]) -> None:
-        """An environment's reply: context for what follows. The sequence goes on if it has budget left."""
+    def append(self, name: str, tokens: list[int], budget: int | None = None) -> None:
+        """An environment's reply: context for what follows. The sequence goes on with a new budget, or if it has some
+        left."""
         sequence = self._at_boundary(name, "append to")
         if not tokens:
             raise RequestError(f"sequence {name!r}: the reply is empty; append at least one token")
@@ -132,8 +133,10 @@ class Engine:
                 f"sequence {name!r} would have {length} tokens with the reply, but the context holds "
                 f"{self.limits.context} with at least one to generate; shorten the reply or release the sequence"
             )
-        self.limits.check_budget(name, length, max(sequence.budget, 1))
+        budget = sequence.budget if budget is None else budget
+        self.limits.check_budget(name, length, max(budget, 1))
         sequence.tokens += tokens
+        sequence.budget = budget
         sequence.turn_begin = len(sequence.tokens)
         sequence.turn_over = False
         if sequence.budget:

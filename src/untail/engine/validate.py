@@ -21,6 +21,11 @@ class Limits:
         self.blocks = blocks
         self.can_decode = can_decode
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sequence."""
+        return min(self.context, self.blocks * BLOCK)
+
     def check_spec(self, spec: SequenceSpec) -> None:
         if not spec.tokens:
             raise RequestError(f"sequence {spec.id!r} has an empty prompt; give at least one token")

@@ -28,6 +28,7 @@ from untail.rewards.scorer import PartialScore, Score, Scorer
 from untail.rollout import memory
 from untail.rollout.controller import Controller
 from untail.rollout.mechanisms import Mechanisms
+from untail.rollout.turns import ChatVoice, Turns, build_environment
 from untail.rollout.validate import validate
 from untail.types import Batch, Event, Group, Prompt, SamplingParams, Trajectory
 
@@ -49,9 +50,17 @@ class LocalJudge:
         self.backend = NativeBackend(engine, recipe.deterministic)
         self.scorer = Scorer(rewards, **recipe.reward.model_dump(), partials=partials)
         self.stop_ids = tuple(dict.fromkeys((*model.decoder.shape.eos_ids, *model.tokenizer.eos_ids)))
+        self.turns = self._make_turns(engine)
         self.to_close = AsyncExitStack()  # in the order opposite to this
         self.to_close.push_async_callback(self.scorer.close)
         self.to_close.push_async_callback(self.backend.close)
+
+    def _make_turns(self, engine: Engine) -> Turns | None:
+        environment = build_environment(self.recipe, self.backend.capabilities, "native")
+        if environment is None:
+            return None
+        voice, limits = ChatVoice(self.model.tokenizer), engine.limits
+        return Turns(environment, voice, self.score, self.backend.clock, limits.longest, limits.vocab, self.recipe.seed)
 
     async def start(self) -> None:
         await self.scorer.start()
@@ -62,12 +71,19 @@ class LocalJudge:
 
     async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
         rollout = self.recipe.rollout
-        sampling = SamplingParams(temperature, stop_ids=self.stop_ids, policy_temperature=rollout.temperature)
+        sampling = SamplingParams(
+            temperature,
+            stop_ids=self.stop_ids,
+            stop_strings=self.turns.environment.stop_strings if self.turns else (),
+            policy_temperature=rollout.temperature,
+        )
         slots, label, seed = self.recipe.engine.max_seqs, f"valid-{step}", self.recipe.seed
-        return await validate(self.backend, slots, prompts, self.score, sampling, rollout.max_tokens, label, seed)
+        longest, turns = rollout.max_tokens, self.turns
+        return await validate(self.backend, slots, prompts, self.score, sampling, longest, label, seed, turns)
 
     async def score(self, trajectory: Trajectory) -> Score:
-        trajectory.text = self.model.tokenizer.decode(trajectory.tokens)
+        """Of its last turn: what came before led to it."""
+        trajectory.text = self.model.tokenizer.decode(trajectory.tokens[trajectory.turn_begin :])
         return await self.scorer.score(trajectory.prompt, trajectory.text)
 
     async def close(self) -> None:
@@ -119,6 +135,7 @@ class LocalRoles(LocalJudge):
             self.model.decoder.shape.vocab,
             recipe.seed,
             self.partial if self.has_partials else None,
+            self.turns,
         )
         self.to_close.push_async_callback(self.controller.close)
         await self.start()

@@ -3,8 +3,8 @@
 Invariant: `events.jsonl` begins with a `run` event that carries the schema's version, and every figure of a run can be
 computed from this file alone. `t` is the backend's clock in seconds since the run began, the time before a resume
 included; `step` is on all but `run`. A trajectory holds a slot from `start` or `resume` to the next of `segment`,
-`defer`, `end`, `left`; `tokens` is always the length of its response so far. A step is whole in itself: what runs when
-it closes is deferred or cancelled, and resumed in the next.
+`defer`, `park`, `end`, `left`; `tokens` is always how many the model has written of its response so far. A step is
+whole in itself: what runs when it closes is deferred or cancelled, and resumed in the next; what is parked may stay so.
 
 | event      | when                                 | fields beyond `e`, `t`, `step` |
 |---|---|---|
@@ -14,12 +14,14 @@ it closes is deferred or cancelled, and resumed in the next.
 | start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
 | segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut) |
 | resume     | it gets a slot again                 | id, engine, slot, lane, tokens |
+| park       | its turn is over: it leaves its slot and waits for its environment | id, tokens, turn |
+| reply      | its environment has replied          | id, tokens, reply (tokens), turn, seconds (parked) |
 | move       | it goes to another engine            | id, source, engine, tokens |
 | fork       | a copy came into being at a boundary | id, parent, group, tokens (shared), temperature, engine |
 | stop       | a watcher or its group ended it      | id, group, tokens, made, reason, segments, audited |
 | cancel     | it is not waited for any longer      | id, group, tokens, made, why (step, group), audited |
 | fail       | its engine or its scorer failed      | id, group, tokens, error |
-| end        | it ended by itself | id, group, tokens, prompt_tokens, end, versions, entropy, predicted |
+| end        | it ended by itself | id, group, tokens, prompt_tokens, end, versions, entropy, predicted, turns |
 | left | its slot is free after one of the three above, or an audit's end | id, overrun |
 | score      | its reward is known                  | id, reward, failure |
 | partial    | its partial score failed             | id, failure |
@@ -35,12 +37,14 @@ it closes is deferred or cancelled, and resumed in the next.
 
 `predicted` is a mean length, or null where nothing is known; `audited`: it runs on, unseen by the rest; `overrun`:
 tokens made past the decision; `use`: trained, stopped or masked; `versions`: of the first and the last token.
-`made`: those of its tokens that were generated for it; a copy shares the others with its parent, where they count. A
-copy's first slot is a `resume`: it has no `start`. `generated` counts the step's tokens and `carried` those of groups
-that wait for a later update; the rest of `rolled_out` is since the last one, but `kv_used` (a share, the most in this
-step) and `peak_mem` (bytes, so far).
+`tokens` are those that the model wrote, and `made` those of them that were generated for it: a copy shares the others
+with its parent, where they count. A copy's first slot is a `resume`: it has no `start`. `turn` counts the model's turns
+from 1. Where there is an environment `end` has `turns`, `tool_s` (seconds parked) and `tool_failure` (why it gave no
+reply, or null); elsewhere it has none of the three.
+`generated` counts the step's tokens and `carried` those of groups that wait for a later update; the rest of
+`rolled_out` is since the last one, but `kv_used` (a share, the most in this step) and `peak_mem` (bytes, so far).
 
-Schema 3 brought `fork`, `partial` and `made`; where the last is missing, it is `tokens`.
+Schema 3 brought `fork`, `partial`, `park`, `reply` and `made`; where the last is missing, it is `tokens`.
 """
 
 import json

@@ -94,6 +94,7 @@ def over_steps(rows: Sequence[Row]) -> dict[str, Any]:
         "zero_variance": _mean(rows, "zero_variance"),
         "pruning": _pruning(rows),
         "pass1": _mean(last_quarter, "pass1"),
+        "turns": _mean(rows, "turns"),
         "staleness": _staleness(rows),
         "kv_used": max(row["kv_used"] for row in rows),
         "peak_mem": max(row["peak_mem"] for row in rows),
@@ -110,7 +111,7 @@ def to_score(validations: Sequence[dict[str, Any]], target: float) -> tuple[floa
 
 SUMS = (
     *("wall_s", "rollout_s", "update_s", "tokens", "prompt_tokens", "trajectories", "effective_tokens"),
-    *("rewarded_tokens", "bad_tokens", "computed", "recomputed", "preemptions", "forks"),
+    *("rewarded_tokens", "bad_tokens", "computed", "recomputed", "preemptions", "forks", "tool_wait_s"),
 )
 
 

@@ -8,6 +8,7 @@ What is trained counts in the step that trains it, whenever it was generated; to
 them. With deferral a ratio of the two can exceed 1 in one step; over a run it cannot.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean, median
@@ -33,6 +34,7 @@ def step_metrics(events: list[Event], concurrency: int, engines: int = 1) -> Row
         **_rates(step),
         **_slots(step, concurrency),
         **_decisions(step),
+        **_turns(step),
         **_device(step, engines),
         "wall_s": step.wall_s,
         "rollout_s": step.rollout_s,
@@ -152,6 +154,17 @@ def _pruning(step: StepEvents, reason: str, started: int) -> Row:
     }
 
 
+def _turns(step: StepEvents) -> Row:
+    """Of what ended by itself in this step. Without an environment a trajectory is one turn."""
+    ends = step.all("end")
+    failures = [end["tool_failure"] for end in ends if end.get("tool_failure")]
+    return {
+        "turns": _mean(end.get("turns", 1) for end in ends),
+        "tool_wait_s": math.fsum(end.get("tool_s", 0.0) for end in ends),
+        "tool_failures": dict(Counter(failure.partition(":")[0] for failure in failures)),
+    }
+
+
 def _device(step: StepEvents, engines: int) -> Row:
     """One device per engine; an update keeps one of them busy."""
     load = step.one("rolled_out")
@@ -169,19 +182,21 @@ def _device(step: StepEvents, engines: int) -> Row:
 
 def _phases(step: StepEvents) -> Row:
     """The step's seconds, each in one phase. `rollout_s`: some slot is busy; `score_s`: none is, but a score is waited
-    for; `sync_s`: pausing the engine and publishing the weights. (A deterministic run's clock stands still during an
-    update, but the trainer's own seconds are real.)"""
+    for; `tool_s`: neither, but an environment is; `sync_s`: pausing the engine and publishing the weights. (A
+    deterministic run's clock stands still during an update, but the trainer's own seconds are real.)"""
     slots, update = step.slot_spans(), step.one("update")
     rollout = covered(slots)
     score = covered(slots + step.scoring_spans()) - rollout
+    tool = covered(slots + step.scoring_spans() + step.tool_spans()) - rollout - score
     logprob, learn = update.get("logprob_s", 0.0), update.get("update_s", 0.0)
     return {
         "rollout_s": rollout,
         "score_s": score,
+        "tool_s": tool,
         "logprob_s": logprob,
         "update_s": learn,
         "sync_s": max(0.0, step.update_s - logprob - learn),
-        "idle_s": step.wall_s - step.update_s - rollout - score,
+        "idle_s": step.wall_s - step.update_s - rollout - score - tool,
     }
 
 

@@ -12,7 +12,8 @@ from untail.types import Event
 
 Span = tuple[float, float]
 TAKES_A_SLOT = ("start", "resume")
-LEAVES_ITS_SLOT = ("segment", "defer", "end", "left")
+LEAVES_ITS_SLOT = ("segment", "defer", "park", "end", "left")
+ENDS_ITS_WAIT = ("reply", "end", "cancel", "fail", "left")
 
 
 class StepEvents:
@@ -53,6 +54,18 @@ class StepEvents:
         """When an answer was with its scorer, within the rollout."""
         scored = {event["id"]: event["t"] for event in self.all("score")}
         return self._within([(end["t"], scored[end["id"]]) for end in self.all("end") if end["id"] in scored])
+
+    def tool_spans(self) -> list[Span]:
+        """When a trajectory waited for its environment, within the rollout: one that was parked before waited from its
+        begin, one that still is waits to its end."""
+        parked: dict[str, float] = {}
+        spans = []
+        for event in self.events:
+            if event["e"] == "park":
+                parked[event["id"]] = event["t"]
+            elif event["e"] == "reply" or (event["e"] in ENDS_ITS_WAIT and event["id"] in parked):
+                spans.append((parked.pop(event["id"], self.began), event["t"]))
+        return self._within(spans + [(begin, self.rolled_out) for begin in parked.values()])
 
     def _within(self, spans: list[Span]) -> list[Span]:
         clip = lambda t: min(max(t, self.began), self.rolled_out)

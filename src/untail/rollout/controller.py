@@ -1,7 +1,8 @@
 """The rollout: drives one or more engines through the decision points until a step's groups are there.
 
 Invariant: it knows no mechanism by name, and takes time from the backends' clock alone. Between two steps nothing
-runs: what is unfinished rests at a boundary with its tokens, log-probs and versions, and goes on where it stopped.
+runs: what is unfinished rests at a boundary with its tokens, log-probs and versions, or is parked for its
+environment's reply, and goes on where it stopped.
 Every token that an engine makes is accounted for once (see lives.py), in the step's events.
 """
 
@@ -18,6 +19,7 @@ from untail.rollout.live import Member, State
 from untail.rollout.lives import Lives
 from untail.rollout.mechanisms import Mechanisms
 from untail.rollout.stage import Emit, ScoreIt, ScorePart, Stage
+from untail.rollout.turns import Turns
 from untail.types import Group, Prompt, SamplingParams, Trajectory
 
 MOST_ROUNDS = 10  # of new groups in a step: a recipe that throws everything away must come to an end
@@ -37,12 +39,20 @@ class Controller:
         vocab: int = 2,
         seed: int = 0,
         partial: ScorePart | None = None,
+        turns: Turns | None = None,
     ):
-        """`slots_each` sequences run on each backend at once; `partial` is for tasks that have partial scores."""
-        self.stage = Stage(backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed, partial)
+        """`slots_each` sequences run on each backend at once; `partial` is for tasks that have partial scores; `turns`:
+        with whom they converse."""
+        engines = (backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed)
+        self.stage = Stage(*engines, partial, turns)
         self.admission = Admission(self.stage)
         self.lives = Lives(self.stage)
-        self._sampling = SamplingParams(config.temperature, stop_ids=stop_ids, policy_temperature=config.temperature)
+        self._sampling = SamplingParams(
+            config.temperature,
+            stop_ids=stop_ids,
+            stop_strings=turns.environment.stop_strings if turns else (),
+            policy_temperature=config.temperature,
+        )
         self._alarm: tuple[float, asyncio.Task[None]] | None = None
         self._moves_every = min((place.every for place in mechanisms.places), default=math.inf)
         self._next_moves = math.inf
@@ -73,6 +83,7 @@ class Controller:
         stage.meter.begin()
         view.kv_used = stage.meter.kv_used()
         stage.record("step", version=step - 1, carried=stage.pool.carried)
+        self.lives.parking.go_on()
 
     def _new_round(self) -> bool:
         """What rests goes on, and new groups fill up what is under way; False if there was neither."""
@@ -99,7 +110,7 @@ class Controller:
     def _is_over(self) -> bool:
         stage = self.stage
         # The audit's ghosts are nobody's business: a step does not wait for them.
-        is_idle = all(m.ghost for m in stage.busy) and all(m.ghost for m in stage.queue)
+        is_idle = all(m.ghost for members in (stage.busy, stage.queue, stage.parked) for m in members)
         return self._closes() or (is_idle and not self._new_round())
 
     # ---- free slots -------------------------------------------------------------------------------------------
@@ -155,7 +166,7 @@ class Controller:
         member.goes_to = None
         place: dict[str, Any] = {"engine": engine, "slot": member.slot, "lane": member.route.lane}
         if member.started:
-            stage.record("resume", id=member.id, tokens=len(member.trajectory.tokens), **place)
+            stage.record("resume", id=member.id, tokens=member.length, **place)
         else:
             member.started = True
             stage.record("start", id=member.id, group=member.group.id, prompt=member.trajectory.prompt.id, **place)
@@ -242,6 +253,7 @@ class Controller:
             stage.fleet.cut(sorted(running, key=lambda member: member.serial))
             await self._hear()
         self._set_alarm(math.inf)
+        self.lives.parking.pause()
         begun = [member for member in stage.queue if member.started]
         stage.queue.remove(set(begun))
         stage.resting += begun
@@ -251,7 +263,7 @@ def _use(trajectory: Trajectory) -> dict[str, Any]:
     use = "masked" if trajectory.masked else "stopped" if trajectory.stopped else "trained"
     return {
         "id": trajectory.id,
-        "tokens": len(trajectory.tokens),
+        "tokens": trajectory.length,
         "made": trajectory.made,
         "reward": trajectory.reward,
         "use": use,

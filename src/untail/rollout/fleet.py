@@ -21,10 +21,12 @@ Put = Callable[[str, Chunk | Exception], None]
 
 
 class Fleet:
-    def __init__(self, backends: list[Backend], slots_each: int, put: Put, hidden: bool = False):
-        """`hidden`: sums of hidden states are wanted, from engines that have them."""
+    def __init__(self, backends: list[Backend], slots_each: int, put: Put, hidden: bool = False, hold: bool = False):
+        """`hidden`: sums of hidden states are wanted, from engines that have them. `hold`: sequences stay after a turn,
+        for an environment's reply."""
         self.backends = backends
         self.hidden = hidden
+        self.hold = hold
         self.clock = backends[0].clock
         self.slots = Slots(len(backends), slots_each)
         self._put = put
@@ -36,8 +38,9 @@ class Fleet:
         self.slots.take(member, engine)
         member.state, member.stride, member.cutting = State.RUNNING, stride, False
         member.first_stride = member.first_stride or stride
+        reply, member.reply = member.reply, []
         if member.id in self._pumps:
-            self._pumps[member.id].extend(stride)
+            self._pumps[member.id].extend(stride, reply)
             return
         trajectory, backend = member.trajectory, self.backends[engine]
         if trajectory.temperature is not None:
@@ -49,10 +52,12 @@ class Fleet:
             trajectory.stream,
             sampling,
             chunk or member.left,
+            hold=self.hold,
             hidden=self.hidden and backend.capabilities.hidden,
             done=len(trajectory.tokens),
+            turn_begin=trajectory.turn_begin,
         )
-        self._pumps[member.id] = Pump(backend, spec, partial(self._put, member.id))
+        self._pumps[member.id] = Pump(backend, spec, partial(self._put, member.id), self.hold)
 
     def fork(self, parent: Member, children: Sequence[Member]) -> None:
         """The children share the parent's keys and values, if it has any and its engine can; else each starts with its
@@ -63,17 +68,17 @@ class Fleet:
         trajectories = [child.trajectory for child in children]
         streams, temperatures = [t.stream for t in trajectories], [t.temperature or 1.0 for t in trajectories]
         for child, name in zip(children, pump.fork(streams, temperatures), strict=True):
-            self._pumps[child.id] = Pump(pump.backend, name, partial(self._put, child.id))
+            self._pumps[child.id] = Pump(pump.backend, name, partial(self._put, child.id), self.hold)
 
     def go_on(self, member: Member, stride: int) -> None:
         """In the slot that it has. Pre: at a boundary."""
         member.stride = stride
-        self._pumps[member.id].extend(stride)
+        self._pumps[member.id].extend(stride, [])
 
-    def rest(self, member: Member) -> None:
-        """It leaves its slot at a boundary; its KV stays."""
+    def rest(self, member: Member, state: State = State.WAITING) -> None:
+        """It leaves its slot at a boundary or after a turn; its KV stays."""
         self.slots.leave(member)
-        member.state = State.WAITING
+        member.state = state
 
     def cut(self, members: Iterable[Member]) -> None:
         """They come to a boundary as soon as their engines can."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+from untail.envs.base import Answer
 from untail.history.predictor import Prediction
 from untail.types import Prompt, Trajectory
 
@@ -29,6 +30,7 @@ class GroupPlan:
 class State(Enum):
     WAITING = "waiting"  # for a slot: new, or between two segments
     RUNNING = "running"  # in a slot
+    PARKED = "parked"  # its turn is over; its environment is to reply
     SCORING = "scoring"  # ended by itself; its reward is on its way
     DONE = "done"  # its reward is known, or it was stopped
     GONE = "gone"  # cancelled, or its engine failed
@@ -43,6 +45,24 @@ class Route:
     share: float = 1.0
     stride: int | None = None
     scale: float = 1.0
+
+
+@dataclass(slots=True)
+class Parking:
+    """How a member's wait for its environment stands. Time counts within rollouts only: a pause between two steps, or
+    a run that was broken off, is not in it."""
+
+    since: float  # by the clock: up to when the rest is right
+    waited_s: float = 0.0
+    answer: Answer | None = None  # once there is one
+    left_s: float = 0.0  # from then until the answer counts
+
+    def tick(self, now: float) -> None:
+        """Bring it up to now."""
+        passed, self.since = now - self.since, now
+        self.waited_s += passed
+        if self.answer is not None:
+            self.left_s = max(0.0, self.left_s - passed)
 
 
 @dataclass(eq=False, slots=True)
@@ -65,13 +85,16 @@ class Member:
     rule: str | None = None  # what its reward follows once it was stopped
     cancelled: str | None = None  # by whom: its group, or the step
     ghost: str | None = None  # it runs for the audit alone, after another member was stopped for this reason
-    ghost_begin: int = 0  # the tokens from here on were made for the audit
+    ghost_begin: int = 0  # the model's tokens from here on were made for the audit
     rested_in: int = 0  # the step in which it came to a boundary, until its group has been asked
     hidden: Any = None  # sum of hidden states over its present segment, where an engine gives it
     feature: Any = None  # their mean over its last segment
     partial: float | None = None  # the newest partial score, if its task has one that can tell
     partial_at: int = -1  # the response tokens that the newest one was asked for
     partial_due: bool = False  # it is on its way
+    parking: Parking | None = None  # while it is parked
+    reply: list[int] = field(default_factory=list)  # what its engine has not been told yet
+    tool_s: float = 0.0  # how long it has been parked so far, all turns together
 
     @property
     def id(self) -> str:
@@ -80,7 +103,7 @@ class Member:
     @property
     def length(self) -> int:
         """Response tokens that the model wrote."""
-        return len(self.trajectory.tokens) - self.trajectory.reply_tokens
+        return self.trajectory.length
 
     @property
     def left(self) -> int:
@@ -94,7 +117,7 @@ class Member:
     @property
     def is_open(self) -> bool:
         """It may still get tokens."""
-        return self.state in (State.WAITING, State.RUNNING)
+        return self.state in (State.WAITING, State.RUNNING, State.PARKED)
 
 
 @dataclass(eq=False, slots=True)
@@ -150,11 +173,12 @@ def copy_of(member: Member, serial: int, **changes: Any) -> Member:
             setattr(trajectory, column.name, list(value))
     copy = Member(trajectory, member.group, serial, member.state, member.started, member.route)
     copy.segment_begin, copy.stride, copy.engine = member.segment_begin, member.stride, member.engine
-    copy.first_stride = member.first_stride
+    copy.first_stride, copy.tool_s = member.first_stride, member.tool_s
     return copy
 
 
 def ghost_of(member: Member, reason: str) -> Member:
     ghost = copy_of(member, member.serial, stopped=None)
-    ghost.ghost, ghost.ghost_begin = reason, len(ghost.trajectory.tokens)
+    ghost.parking, ghost.reply = member.parking, member.reply
+    ghost.ghost, ghost.ghost_begin = reason, ghost.length
     return ghost

@@ -6,13 +6,14 @@ audit alone under `audit`. A failure costs its own trajectory and no other.
 """
 
 import asyncio
-from statistics import fmean
 
+from untail.envs import Answer
 from untail.rewards.scorer import PartialScore, Score
 from untail.rollout.audit import CANCELLED
 from untail.rollout.branching import Branching
 from untail.rollout.live import LiveGroup, Member, State, ghost_of
 from untail.rollout.outcome import records_of, settle_rewards
+from untail.rollout.parking import ParkingLot
 from untail.rollout.partials import Partials
 from untail.rollout.points import Verdict
 from untail.rollout.stage import Stage
@@ -26,23 +27,27 @@ class Lives:
         self.stage = stage
         self.partials = Partials(stage)
         self.branching = Branching(stage, lambda m, verdict: self._stop(m, verdict, at_boundary=True), self._may_stop)
+        self.parking = ParkingLot(self)
         self._scoring: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
+        await self.parking.close()
         for task in self._scoring:
             task.cancel()
         await asyncio.gather(*self._scoring, return_exceptions=True)
         await self.partials.close()
 
-    def hear(self, member: Member, item: Chunk | Exception | Score | PartialScore) -> None:
+    def hear(self, member: Member, item: Chunk | Exception | Score | PartialScore | Answer) -> None:
         self._hear(member, item)
         self.branching.ask_if_due(member.group)
 
-    def _hear(self, member: Member, item: Chunk | Exception | Score | PartialScore) -> None:
+    def _hear(self, member: Member, item: Chunk | Exception | Score | PartialScore | Answer) -> None:
         if isinstance(item, Score):
             self._on_score(member, item)
         elif isinstance(item, PartialScore):
             self.partials.hear(member, item)
+        elif isinstance(item, Answer):
+            self.parking.hear(member, item)
         elif isinstance(item, Exception):
             self._on_failure(member, item)
         else:
@@ -58,16 +63,16 @@ class Lives:
         member.trajectory.take(chunk)
         if chunk.hidden_sum is not None:
             member.hidden = chunk.hidden_sum if member.hidden is None else member.hidden + chunk.hidden_sum
-        if chunk.end in ("stop", "length"):
-            self.stage.fleet.forget(member)
-            self._end(member)
+        turn_is_over = self.parking.takes(member)
+        if chunk.end in ("stop", "length") and not turn_is_over:
+            self.end(member)
             return
         if self.stage.mechanisms.watchers_want_partial:
             self.partials.ask(member)
         verdict = self._watch(member) if chunk.tokens and member.ghost is None else None
         if verdict is not None and verdict.act == "stop":
-            self._stop(member, verdict, at_boundary=chunk.end == "boundary")
-        elif chunk.end == "boundary":
+            self._stop(member, verdict, at_boundary=chunk.end is not None)
+        elif chunk.end is not None:
             self._at_boundary(member)
         elif verdict is not None:
             self.stage.fleet.cut([member])
@@ -86,13 +91,16 @@ class Lives:
         return member.length >= (stage.config.patience or patience)
 
     def _at_boundary(self, member: Member) -> None:
+        """Its stride is used up, it was cut, or its turn is over and its environment is to reply."""
         stage = self.stage
+        if member.trajectory.end == "stop":
+            self.parking.park(member)
+            return
         if member.left <= 0:
             member.trajectory.end = "length"
-            stage.fleet.forget(member, at_boundary=True)
-            self._end(member)
+            self.end(member, at_boundary=True)
             return
-        self._end_segment(member, "cut" if member.cutting else "boundary")
+        self.end_segment(member, "cut" if member.cutting else "boundary")
         member.route = stage.mechanisms.route(member, stage.view)
         if not stage.closing and not member.cutting:
             stride = stage.mechanisms.stride(member, stage.view)
@@ -103,7 +111,7 @@ class Lives:
 
     def _rest(self, member: Member) -> None:
         """It leaves its slot, for as long as it has to wait for the next."""
-        stage, tokens = self.stage, len(member.trajectory.tokens)
+        stage, tokens = self.stage, member.length
         stage.fleet.rest(member)
         stage.busy.discard(member)
         if stage.closing:
@@ -121,19 +129,21 @@ class Lives:
         else:
             stage.queue.put(member)
 
-    def _end_segment(self, member: Member, why: str) -> None:
+    def end_segment(self, member: Member, why: str) -> None:
         end = len(member.trajectory.tokens)
         if end > member.segment_begin:
             member.trajectory.segments.append(Segment(member.segment_begin, end, why))
-            member.feature = None if member.hidden is None else member.hidden / (end - member.segment_begin)
+            if member.hidden is not None:
+                member.feature = member.hidden / (end - member.segment_begin)
         member.segment_begin, member.hidden = end, None
 
     # ---- how it ends ------------------------------------------------------------------------------------------
 
-    def _end(self, member: Member) -> None:
+    def end(self, member: Member, at_boundary: bool = False) -> None:
         """It ended by itself; its reward is the next thing to know."""
         stage, trajectory = self.stage, member.trajectory
-        self._end_segment(member, trajectory.end or "stop")
+        stage.fleet.forget(member, at_boundary or (trajectory.end == "stop" and stage.fleet.hold))
+        self.end_segment(member, trajectory.end or "stop")
         member.state = State.SCORING
         if member.ghost is None:
             stage.view.ended += 1
@@ -141,12 +151,13 @@ class Lives:
                 "end",
                 id=member.id,
                 group=member.group.id,
-                tokens=len(trajectory.tokens),
+                tokens=member.length,
                 prompt_tokens=len(trajectory.prompt.tokens),
                 end=trajectory.end,
                 versions=[trajectory.version[0], trajectory.version[-1]],
-                entropy=fmean(trajectory.entropy),
+                entropy=trajectory.mean_entropy,
                 predicted=member.group.plan.predicted.known_mean,
+                **self.parking.figures(member),
             )
         else:
             stage.record("left", id=member.id, overrun=0)
@@ -180,18 +191,18 @@ class Lives:
 
     def _stop(self, member: Member, verdict: Verdict, at_boundary: bool) -> None:
         stage, trajectory = self.stage, member.trajectory
-        self._end_segment(member, verdict.reason)
-        trajectory.stopped, trajectory.end, member.rule = verdict.reason, None, verdict.stopped
+        self.end_segment(member, verdict.reason)
+        trajectory.stopped, member.rule = verdict.reason, verdict.stopped
         audited = stage.audit.chooses(member.id)
         stage.view.ended += 1
         stage.record(
             "stop",
             id=member.id,
             group=member.group.id,
-            tokens=len(trajectory.tokens),
+            tokens=member.length,
             made=trajectory.made,
             reason=verdict.reason,
-            segments=len(trajectory.segments),
+            segments=sum(segment.why != "reply" for segment in trajectory.segments),
             audited=audited,
         )
         if audited:
@@ -199,6 +210,7 @@ class Lives:
             member.state = State.DONE
         else:
             self._let_go(member, State.DONE, at_boundary)
+        trajectory.end = None  # only now: a ghost goes on from there
         self.check(member.group)
 
     def cancel(self, member: Member) -> None:
@@ -218,7 +230,7 @@ class Lives:
 
     def _record_cancel(self, member: Member, audited: bool) -> None:
         trajectory, why = member.trajectory, member.cancelled
-        lengths = {"tokens": len(trajectory.tokens), "made": trajectory.made}
+        lengths = {"tokens": member.length, "made": trajectory.made}
         self.stage.record("cancel", id=member.id, group=member.group.id, **lengths, why=why, audited=audited)
 
     def _let_go(self, member: Member, state: State, at_boundary: bool) -> None:
@@ -236,9 +248,10 @@ class Lives:
             stage.record("left", id=member.id, overrun=0)
 
     def _take_out_of_line(self, member: Member) -> None:
-        """It waits for no slot any longer, if it did."""
+        """It waits for no slot and no reply any longer, if it did."""
         self.stage.queue.remove({member})
         self.stage.resting = [other for other in self.stage.resting if other is not member]
+        self.parking.leave(member)
 
     def _on_late_chunk(self, member: Member, chunk: Chunk) -> None:
         """It was stopped or cancelled meanwhile. What was stopped has ended where it was; what was cancelled is counted
@@ -254,6 +267,7 @@ class Lives:
 
     def _leave(self, member: Member) -> None:
         stage = self.stage
+        self.parking.leave(member)
         stage.fleet.forget(member)
         stage.busy.discard(member)
         stage.members.pop(member.id, None)
@@ -263,8 +277,7 @@ class Lives:
         stage = self.stage
         stage.failure = stage.failure or error
         is_counted = member.state is State.DONE or (member.state is State.GONE and member.slot is None)
-        trajectory = member.trajectory
-        made = trajectory.made if member.ghost is None else len(trajectory.tokens) - member.ghost_begin
+        made = member.trajectory.made if member.ghost is None else member.length - member.ghost_begin
         tokens = 0 if is_counted else made
         stage.record("fail", id=member.id, group=member.group.id, tokens=tokens, error=str(error))
         self._leave(member)
@@ -289,10 +302,12 @@ class Lives:
                 self._at_boundary(ghost)
         elif member in stage.resting:
             stage.resting[stage.resting.index(member)] = ghost
+        elif member in stage.parked:
+            stage.parked[stage.parked.index(member)] = ghost
         else:
             stage.queue.remove({member})
             stage.queue.put(ghost)
-        member.engine = None
+        member.engine = member.parking = None
 
     def _end_audit(self, ghost: Member) -> None:
         stage, reason, trajectory = self.stage, ghost.ghost, ghost.trajectory
@@ -300,7 +315,7 @@ class Lives:
         was_off = reason in stage.audit.off
         under_way = sum(other.ghost == reason for other in stage.pool.ghosts.values()) - 1
         verdicts = stage.audit.hear(reason, trajectory.reward > 0, under_way)
-        tokens = len(trajectory.tokens)
+        tokens = ghost.length
         extra = tokens - ghost.ghost_begin
         stage.record("audit", id=ghost.id, reason=reason, tokens=tokens, extra=extra, reward=trajectory.reward)
         if reason in stage.audit.off and not was_off:

@@ -35,6 +35,7 @@ from untail.rollout.points import (
     View,
     Watch,
 )
+from untail.rollout.turns import resolved_table
 from untail.types import Group, Prompt
 
 P = TypeVar("P")
@@ -46,8 +47,8 @@ RESTS: dict[Rest, str] = {
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """The recipe with every field of its mechanisms written out, and without those it leaves out. What contradicts
-    itself is refused here, before anything is loaded."""
+    """The recipe with every field of its mechanisms and its environment written out, and without those mechanisms that
+    it leaves out. What contradicts itself is refused here, before anything is loaded."""
     configs = {name: MECHANISMS.get(name).Config for name in recipe.mechanisms}  # one left out has to be known, too
     tables = {
         name: parse(configs[name], table, f"mechanisms.{name}").model_dump(mode="json", exclude_none=True)
@@ -55,7 +56,7 @@ def resolved(recipe: Recipe) -> Recipe:
         if table is not False
     }
     Mechanisms(tables, recipe.rollout)
-    return recipe.model_copy(update={"mechanisms": tables})
+    return recipe.model_copy(update={"mechanisms": tables, "environment": resolved_table(recipe.environment)})
 
 
 class MechanismError(RuntimeError):

@@ -7,8 +7,9 @@ tokens in the same order, and the same draws from then on. Only what is between 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from untail.envs import Answer
 from untail.history.predictor import Prediction
-from untail.rollout.live import GroupPlan, LiveGroup, Member, Route, State
+from untail.rollout.live import GroupPlan, LiveGroup, Member, Parking, Route, State
 from untail.rollout.stage import Stage
 from untail.types import Group, Prompt, Segment, Trajectory
 
@@ -24,6 +25,7 @@ MEMBER = (
     "rule",
     "ghost",
     "ghost_begin",
+    "tool_s",
 )
 
 
@@ -67,6 +69,7 @@ def remember(stage: Stage) -> dict[str, Any]:
         "ghosts": [{"group": _save_group(ghost.group), **_save_member(ghost)} for ghost in pool.ghosts.values()],
         "resting": [_key(member) for member in stage.resting],
         "queue": [_key(member) for member in stage.queue],
+        "parked": [_key(member) for member in stage.parked],
         "audit": stage.audit.state(),
         "mechanisms": stage.mechanisms.state(),
     }
@@ -89,6 +92,7 @@ def restore(stage: Stage, state: dict[str, Any]) -> None:
     members = {_key(member): member for member in [*open_members, *stage.pool.ghosts.values()]}
     stage.members.update((member.id, member) for member in members.values())
     stage.resting = [members[tuple(key)] for key in state["resting"]]
+    stage.parked = [members[tuple(key)] for key in state["parked"]]
     for key in state["queue"]:
         stage.queue.put(members[tuple(key)])
     stage.audit.restore(state["audit"])
@@ -121,7 +125,8 @@ def _load_group(saved: dict[str, Any], prompts: dict[str, Prompt]) -> LiveGroup:
 def _save_member(member: Member) -> dict[str, Any]:
     columns = {name: getattr(member, name) for name in MEMBER}
     trajectory, route = _save_trajectory(member.trajectory), asdict(member.route)
-    return {"state": member.state.value, "trajectory": trajectory, "route": route, **columns}
+    parking = None if member.parking is None else asdict(member.parking)
+    return {"state": member.state.value, "trajectory": trajectory, "route": route, "parking": parking, **columns}
 
 
 def _load_member(saved: dict[str, Any], group: LiveGroup, prompts: dict[str, Prompt]) -> Member:
@@ -129,6 +134,9 @@ def _load_member(saved: dict[str, Any], group: LiveGroup, prompts: dict[str, Pro
     for name in MEMBER:
         setattr(member, name, saved[name])
     member.route = Route(**saved["route"])
+    if saved["parking"] is not None:
+        answer = saved["parking"]["answer"]
+        member.parking = Parking(**{**saved["parking"], "answer": None if answer is None else Answer(**answer)})
     return member
 
 

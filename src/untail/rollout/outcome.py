@@ -4,8 +4,6 @@ Invariant: a trajectory that was stopped never keeps a reward of its own: `penal
 lowest reward of its siblings that ended by themselves, `mask` takes it out of the loss and the statistics.
 """
 
-from statistics import fmean
-
 from untail.history.stats import Record
 from untail.rollout.live import LiveGroup, Member, State
 from untail.types import Trajectory
@@ -42,12 +40,12 @@ def _record(member: Member, step: int, longest: int) -> Record:
         task=trajectory.prompt.task,
         step=step,
         version=trajectory.version[-1],
-        length=member.length,
+        length=trajectory.length,
         end=_end_of(trajectory),
         reward=trajectory.reward if ended and trajectory.failure is None else None,
-        entropy=fmean(trajectory.entropy),
+        entropy=trajectory.mean_entropy,
         is_bound=is_bound,
-        tokens=tuple(trajectory.tokens) if ended else None,
+        tokens=tuple(trajectory.of_model("tokens")) if ended else None,
     )
 
 

@@ -51,7 +51,7 @@ class Pool:
         """Tokens that were generated and whose fate is open."""
         waiting = sum(m.trajectory.made for g in self.live.values() for m in g.members if m.state is not State.GONE)
         whole = sum(trajectory.made for group in self.ready for trajectory in group.trajectories)
-        return waiting + whole + sum(len(g.trajectory.tokens) - g.ghost_begin for g in self.ghosts.values())
+        return waiting + whole + sum(ghost.length - ghost.ghost_begin for ghost in self.ghosts.values())
 
 
 def _oldest_version(group: LiveGroup, step: int) -> int | None:

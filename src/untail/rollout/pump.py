@@ -1,7 +1,8 @@
 """One sequence of one engine, between the controller and the engine's stream.
 
-Invariant: everything that the stream yields reaches the inbox in order, and so does its failure. At a boundary the pump
-waits to be told how to go on, and does what it is told in that order: a copy is made before its parent goes on or goes.
+Invariant: everything that the stream yields reaches the inbox in order, and so does its failure. At a boundary, and
+after a turn that is held, the pump waits to be told how to go on, and does what it is told in that order: a copy is
+made before its parent goes on or goes.
 """
 
 import asyncio
@@ -25,24 +26,31 @@ class Fork:
     names: list[Name]
 
 
+Order = tuple[list[int], int] | Fork | None
+"""A reply, empty at a boundary, and how many tokens to go on for (0: only read on); copies; None: no further."""
+
+
 class Pump:
-    def __init__(self, backend: Backend, source: SequenceSpec | Name, put: Callable[[Chunk | Exception], None]):
-        """A new sequence, or the child of a fork, which begins at a boundary."""
+    def __init__(
+        self, backend: Backend, source: SequenceSpec | Name, put: Callable[[Chunk | Exception], None], hold: bool
+    ):
+        """A new sequence, or the child of a fork, which begins at a boundary. `hold`: it stays after a turn."""
         self.backend = backend
         self._put = put
+        self._hold = hold
         self._name = _known(source.id) if isinstance(source, SequenceSpec) else source
-        self._orders: asyncio.Queue[int | Fork | None] = asyncio.Queue()
+        self._orders: asyncio.Queue[Order] = asyncio.Queue()
         self._abort: asyncio.Task[None] | None = None
         self._released = False
         self._reads = False
         self._task = asyncio.create_task(self._run(source))
 
-    def extend(self, budget: int) -> None:
-        """Pre: at a boundary."""
-        self._orders.put_nowait(budget)
+    def extend(self, budget: int, reply: list[int]) -> None:
+        """Pre: at a boundary, or with a reply after a turn that is held."""
+        self._orders.put_nowait((reply, budget))
 
     def release(self) -> None:
-        """Pre: at a boundary."""
+        """Pre: at a boundary, or after a turn that is held."""
         self._orders.put_nowait(None)
 
     def fork(self, streams: list[int], temperatures: list[float]) -> list[Name]:
@@ -53,7 +61,7 @@ class Pump:
 
     def abort(self) -> None:
         """The chunk that says how it ended is still to come."""
-        self._orders.put_nowait(0)  # should it come to a boundary first, it only reads on
+        self._orders.put_nowait(([], 0))  # should it come to a boundary first, it only reads on
         self._abort = asyncio.create_task(self._try_to_abort())
 
     def fail(self, error: Exception) -> None:
@@ -102,7 +110,8 @@ class Pump:
                 if end == "abort" and self._abort is None:
                     break
                 self._put(chunk)
-                if end == "boundary" and not await self._goes_on():
+                waits = end == "boundary" or (end == "stop" and self._hold)
+                if waits and not await self._goes_on():
                     return
         if end not in ("stop", "length") and self._abort is None and not self._released:
             self._put(RuntimeError(f"the engine ended sequence {await self.name()!r} by itself"))
@@ -117,8 +126,11 @@ class Pump:
             self._released = True
             await self.backend.release(name)
             return False
-        if order:
-            await self.backend.extend(name, order)
+        reply, budget = order
+        if reply:
+            await self.backend.append(name, reply, budget)
+        elif budget:
+            await self.backend.extend(name, budget)
         return True
 
     async def _make_children(self, name: str, order: Fork) -> None:

@@ -1,7 +1,8 @@
 """Everything that a rollout keeps between two decisions, in one place for those who act on it.
 
 Invariant: every member that an engine or a scorer may still speak of is in `members` under the name of its sequence; a
-ghost takes the place of the member it was made from. `busy` are those in a slot and those whose reward is on its way.
+ghost takes the place of the member it was made from. `busy` are those in a slot and those whose reward is on its way,
+`parked` those whose environment is to reply.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from typing import Any
 
 from untail.backends.base import Backend
 from untail.config import RolloutConfig
+from untail.envs import Answer
 from untail.history.predictor import Predictor
 from untail.history.store import History
 from untail.rewards.scorer import PartialScore, Score
@@ -21,13 +23,14 @@ from untail.rollout.meter import Meter
 from untail.rollout.order import PromptOrder
 from untail.rollout.pool import Pool
 from untail.rollout.queue import Queue
+from untail.rollout.turns import Turns
 from untail.rollout.view import LiveView
 from untail.types import Chunk, Event, Prompt, Trajectory
 
 Emit = Callable[[Event], None]
 ScoreIt = Callable[[Trajectory], Awaitable[Score]]
 ScorePart = Callable[[Trajectory], Awaitable[PartialScore]]
-Item = tuple[str, Chunk | Exception | Score | PartialScore] | None
+Item = tuple[str, Chunk | Exception | Score | PartialScore | Answer] | None
 """What the inbox carries: something about a member, or None: an alarm went off."""
 
 
@@ -44,6 +47,7 @@ class Stage:
         vocab: int,
         seed: int,
         partial: ScorePart | None = None,
+        turns: Turns | None = None,
     ):
         self.config = config
         self.mechanisms = mechanisms
@@ -53,8 +57,9 @@ class Stage:
         self.vocab = vocab
         self.seed = seed
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
+        self.turns = turns
         put = lambda name, item: self.inbox.put_nowait((name, item))
-        self.fleet = Fleet(backends, slots_each, put, mechanisms.wants_hidden)
+        self.fleet = Fleet(backends, slots_each, put, mechanisms.wants_hidden, hold=turns is not None)
         self.clock = self.fleet.clock
         self.meter = Meter(backends)
         self.predictor = Predictor(history, config.max_tokens)
@@ -65,6 +70,7 @@ class Stage:
         self.resting: list[Member] = []  # at a boundary, until the next round
         self.members: dict[str, Member] = {}
         self.busy: set[Member] = set()
+        self.parked: list[Member] = []  # in the order in which they were
         self.serial = 0  # members admitted so far
         self.closing = False  # the step takes no more decisions
         self.failure: Exception | None = None  # the first of the step

@@ -1,16 +1,17 @@
 """Validation: one trajectory per held-out prompt.
 
-Invariant: no mechanism has a say here. Every prompt is answered to its end or to the longest response, and nothing is
-ever cancelled, whatever the recipe does in training.
+Invariant: no mechanism has a say here. Every prompt is answered to its end or to the longest response, over as many
+turns as its environment wants, and nothing is ever cancelled, whatever the recipe does in training.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 from untail.backends.base import Backend
 from untail.rewards.scorer import Score
-from untail.types import Prompt, SamplingParams, SequenceSpec, Trajectory, stream_key
+from untail.rollout.turns import Turns
+from untail.types import Chunk, Prompt, SamplingParams, SequenceSpec, Trajectory, stream_key
 
 
 async def validate(
@@ -22,15 +23,16 @@ async def validate(
     max_tokens: int,
     label: str,
     seed: int,
+    turns: Turns | None = None,
 ) -> list[Trajectory]:
-    """`label` keeps the random streams of different validations apart."""
+    """`label` keeps the random streams of different validations apart. While an environment is at work, its trajectory
+    holds no slot."""
     slots = asyncio.Semaphore(concurrency)
 
     async def answer(prompt: Prompt, number: int) -> Trajectory:
         name = f"{label}/{number}"
         trajectory = Trajectory(name, prompt, stream_key(seed, name))
-        async with slots:
-            await _generate(backend, trajectory, sampling, max_tokens)
+        await _generate(backend, slots, trajectory, sampling, max_tokens, turns)
         async with backend.clock.frozen():
             scored = await score(trajectory)
         trajectory.reward, trajectory.failure = scored.value, scored.failure
@@ -45,13 +47,41 @@ async def validate(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _generate(backend: Backend, trajectory: Trajectory, sampling: SamplingParams, max_tokens: int) -> None:
+async def _generate(
+    backend: Backend,
+    slots: asyncio.Semaphore,
+    trajectory: Trajectory,
+    sampling: SamplingParams,
+    max_tokens: int,
+    turns: Turns | None,
+) -> None:
     spec = SequenceSpec(
-        trajectory.id, trajectory.prompt.tokens, max_tokens, trajectory.stream, sampling, chunk=max_tokens
+        trajectory.id,
+        trajectory.prompt.tokens,
+        max_tokens,
+        trajectory.stream,
+        sampling,
+        chunk=max_tokens,
+        hold=turns is not None,
     )
+    reply: list[int] | None = None
     async with aclosing(backend.generate(spec)) as chunks:
-        async for chunk in chunks:
-            trajectory.take(chunk)
-            if chunk.end == "boundary":
-                trajectory.end = "length"
-                break
+        while True:
+            async with slots:
+                if reply is not None:
+                    await backend.append(trajectory.id, reply, max_tokens - trajectory.length)
+                await _one_turn(chunks, trajectory)
+            if turns is None or not turns.may_go_on(trajectory, max_tokens - trajectory.length):
+                return
+            reply = await turns.reply(trajectory, trajectory.version[-1])
+            if reply is None:
+                return
+
+
+async def _one_turn(chunks: AsyncIterator[Chunk], trajectory: Trajectory) -> None:
+    async for chunk in chunks:
+        trajectory.take(chunk)
+        if chunk.end == "boundary":
+            trajectory.end = "length"
+        if chunk.end is not None:
+            return

@@ -227,7 +227,7 @@ def test_phases_share_out_the_wall(log):
     log.train(9, member("a0", 10, 1.0), member("a1", 10, 0.0))
     log.over(9, 14, 16, generated=20, logprob_s=1.0, update_s=3.0)
     phases = step_metrics(log.events, 2)["phases"]
-    shares = {"rollout_s": 5, "score_s": 2, "logprob_s": 1, "update_s": 3, "sync_s": 1, "idle_s": 1 + 1 + 2}
+    shares = {"rollout_s": 5, "score_s": 2, "tool_s": 0, "logprob_s": 1, "update_s": 3, "sync_s": 1, "idle_s": 4}
     assert phases == pytest.approx(shares)
     assert sum(phases.values()) == pytest.approx(16)
 
@@ -247,3 +247,36 @@ def test_intervals():
     low, high = mean_interval([-1.0, 3.0] * 50)
     assert low < 1.0 < high
     assert high - low == pytest.approx(2 * 1.96 * 2.01 / 10, rel=1e-2)
+
+
+def test_turns_and_waits_for_tools(log):
+    """Seconds in which nothing but a tool was waited for are a phase of their own."""
+    log("reply", 1, id="c0", tokens=3, reply=2, turn=1, seconds=4.0)  # parked in the step before
+    log("resume", 1, id="c0", engine=0, slot=1, lane="all", tokens=3)
+    log.start("a0", 1)
+    log("park", 3, id="a0", tokens=10, turn=1)
+    log("defer", 3, id="c0", tokens=5)
+    log("reply", 6, id="a0", tokens=10, reply=3, turn=1, seconds=3.0)
+    log("resume", 6, id="a0", engine=0, slot=0, lane="all", tokens=10)
+    tools = {"turns": 2, "tool_s": 3.0, "tool_failure": None}
+    same = {"group": "a", "prompt_tokens": 5, "versions": [0, 0], "entropy": 0.5, "predicted": None, "end": "stop"}
+    log("end", 8, id="a0", tokens=20, **same, **tools)
+    log.start("b0", 6)
+    log("park", 7, id="b0", tokens=1, turn=1)
+    log("end", 9, id="b0", tokens=1, **same, turns=1, tool_s=2.0, tool_failure="raised: OSError: no disk")
+    log.train(10, member("a0", 20, 1.0), member("b0", 1, 0.0))
+    log.over(10, 10, 10, generated=20)
+    row = step_metrics(log.events, 2)
+    assert (row["turns"], row["tool_wait_s"], row["tool_failures"]) == (1.5, 5.0, {"raised": 1})
+    held = (3 - 1) + (3 - 1) + (8 - 6) + (7 - 6)
+    assert row["slot_bubble"] == pytest.approx(1 - held / 20)
+    phases = row["phases"]
+    assert (phases["rollout_s"], phases["tool_s"], phases["idle_s"]) == pytest.approx((4, 1 + 3 + 1, 1))
+
+
+def test_without_an_environment_a_trajectory_is_one_turn(log):
+    log.whole("a0", 0, 4, 10, 1.0)
+    log.train(10, member("a0", 10, 1.0), member("a1", 5, 0.0))
+    log.over(10, 10, 10, generated=10)
+    row = step_metrics(log.events, 2)
+    assert (row["turns"], row["tool_wait_s"], row["tool_failures"]) == (1, 0, {})

@@ -4,9 +4,9 @@ import json
 import random
 
 import pytest
-from tests.helpers.rig import Rig, Step
+from tests.helpers.rig import Rig, Step, lengths
 from tests.helpers.scripted import Script
-from tests.helpers.tiny import closes, routes, stops
+from tests.helpers.tiny import closes, routes, stops, talks
 
 from untail.backends.virtual_loop import run_virtual
 from untail.rollout import memory
@@ -35,6 +35,7 @@ class Swaps(Mechanism, Place):
 LANES = routes(lambda member: Route("first" if member.is_new else "later", share=0.75, scale=0.5))
 STOPS = stops(6, who=lambda prompt, member: (prompt + member) % 3 == 0)
 FORKS = {"group": 5, "audit": 0.5, "slots": 6, "backend": {"by_stream": True}}
+TALKS = talks(latency=lambda turn: (turn.stream % 8191) / 512, turns=2, time_limit_s=30.0)
 SETTINGS = {
     "grpo": ([], {}, {}),
     "ulorl": ([], {"fixed": {"segments": 5}, "defer": {}}, {}),
@@ -48,6 +49,8 @@ SETTINGS = {
     "two engines": ([Swaps], {"order": {}, "fixed": {"segments": 5}, "defer": {}}, {"engines": 2, "slots": 3}),
     "forks": ([], {"fixed": {"segments": 10}, "tournament": {}, "fork": {}, "defer": {}}, FORKS),
     "surplus": ([closes(20, "defer", groups=6)], {}, {}),
+    "turns": ([closes(24, "defer", groups=6)], {}, {"environment": TALKS}),
+    "turns and audit": ([STOPS], {"fixed": {"segments": 5}, "defer": {}}, {"environment": TALKS, "audit": 1.0}),
 }
 
 
@@ -102,6 +105,7 @@ def test_the_settings_leave_something_to_save():
     assert {"april", "surplus"} <= has("ready")
     assert {"rollpacker", "audit", "unfinished", "deadline"} <= has("ghosts")
     assert {"elastic"} <= has("queue")
+    assert {"turns", "turns and audit"} <= has("parked")
     assert any(state["audit"]["off"] for state in saved["audit off"])
     forks = [m["trajectory"] for state in saved["forks"] for group in state["live"] for m in group["members"]]
     assert any(trajectory["parent"] is not None for trajectory in forks)
@@ -146,7 +150,38 @@ def test_to_remember_copies_no_tokens():
     assert all(column.values is own for column, own in zip(columns, tokens, strict=True))
 
 
-@pytest.mark.parametrize("setting", ["elastic", "unfinished", "two engines", "rollpacker", "forks"])
+def test_whoever_had_no_answer_yet_is_asked_again():
+    """The environment was at work when the run was broken off: nobody knows what became of that."""
+    asked = []
+
+    def slow(turn):
+        asked.append((turn.number, turn.stream))
+        return 30.0 if turn.prompt.tokens[0] == 1 else 0.0
+
+    def rig(history=None) -> Rig:
+        tool = talks(seconds=slow, turns=2, time_limit_s=99.0)
+        return Rig(lengths(default=4), {}, closes(20, "defer"), environment=tool, history=history)
+
+    async def run():
+        old = rig()
+        await old.roll_out()
+        state = old.saved()
+        await old.close()
+        return old, state
+
+    old, state = run_virtual(run())
+    assert [member["parking"]["answer"] for group in state["live"] for member in group["members"]] == [None, None]
+    new = rig(old.history)
+    new.restore(state, 1, old.labels)
+    steps = new.run(3)
+    assert "1/0" in [name for step in steps for name in step.trained]
+    again = [call for call in asked if asked.count(call) == 2]
+    assert len(set(again)) == 2, "both members of the group, about the same turn"
+
+
+@pytest.mark.parametrize(
+    "setting", ["elastic", "unfinished", "two engines", "rollpacker", "forks", "turns", "turns and audit"]
+)
 def test_what_is_restored_would_be_saved_alike(setting):
     for after in BREAKS:
         old, _, state = broken_off(setting, after)

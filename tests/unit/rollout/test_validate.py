@@ -3,12 +3,14 @@
 import asyncio
 
 import pytest
-from tests.helpers.rig import by, lengths
+from tests.helpers.rig import Numbers, by, lengths
 from tests.helpers.rollout import make_prompt
 from tests.helpers.scripted import Script, Scripted
+from tests.helpers.tiny import talks
 
 from untail.backends.virtual_loop import run_virtual
 from untail.rewards.scorer import Score
+from untail.rollout.turns import Turns
 from untail.rollout.validate import validate
 from untail.types import SamplingParams
 
@@ -92,3 +94,42 @@ def test_nothing_runs_after_it_was_cancelled():
         assert not backend.alive
 
     run_virtual(cancel())
+
+
+def converse(backend: Scripted, tool, slots: int = 5, most: int = 20):
+    turns = Turns(tool, Numbers(), by_length, backend.clock, 1000, 100, 1)
+    return validate(backend, slots, PROMPTS, by_length, SAMPLING, most, "valid-3", 1, turns)
+
+
+def test_the_turns_are_played_within_the_longest_response():
+    backend = Scripted(lengths((3,), (30,), (5,), (18,), (20,)))
+    answers = run_virtual(converse(backend, talks(turns=3)))
+    assert [(answer.turns, answer.length, answer.end) for answer in answers] == [
+        *((3, 11, "stop"), (1, 20, "length"), (3, 13, "stop"), (2, 20, "length"), (1, 20, "stop")),
+    ]
+    assert not backend.called("abort") + backend.called("cut")
+    assert not backend.alive
+
+
+def test_a_tool_at_work_leaves_its_slot_to_another():
+    backend = Scripted(lengths(default=4))
+
+    async def run() -> float:
+        await converse(backend, talks(seconds=lambda turn: 3.0, turns=2), slots=1)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == 40, "5 prompts of 2 turns of 4 s each, and nobody waited for a tool"
+    assert backend.most == 1
+
+
+def test_a_tool_that_fails_or_hangs_ends_its_own_answer():
+    def says(turn):
+        if turn.prompt.tokens[0] == 1:
+            raise OSError("no disk")
+        return "abc"
+
+    slow = talks(says, lambda turn: 1e6 if turn.prompt.tokens[0] == 2 else 0.0, turns=2, time_limit_s=9.0)
+    answers = run_virtual(converse(Scripted(lengths(default=4)), slow))
+    assert [(answer.turns, answer.tool_failure) for answer in answers] == [
+        *((2, None), (1, "raised: OSError: no disk"), (1, "timeout"), (2, None), (2, None)),
+    ]

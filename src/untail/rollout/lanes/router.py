@@ -56,7 +56,7 @@ class Router(Mechanism, Lane, Watch):
             for rival in group.members
             if rival.state is State.RUNNING and rival.route.lane == FAST
         )
-        longest = max(fast, key=lambda rival: (len(rival.trajectory.tokens), -rival.serial))
+        longest = max(fast, key=lambda rival: (rival.length, -rival.serial))
         return Verdict("cut", "kv") if longest is member else None
 
     def _warms_up(self, view: View) -> bool:

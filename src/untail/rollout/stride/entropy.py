@@ -71,8 +71,10 @@ class Entropy(Mechanism, Strider, Watch):
     def look(self, member: Member, view: View) -> Verdict | None:
         if member.route.stride is not None:
             return None  # its lane has set the stride
-        entropy, window = member.trajectory.entropy, self.config.window
-        earliest = member.segment_begin + scaled(self.config.min_stride, view.budget) * member.route.scale
+        trajectory, window = member.trajectory, self.config.window
+        entropy = trajectory.of_model("entropy")
+        shortest = scaled(self.config.min_stride, view.budget) * member.route.scale
+        earliest = member.segment_begin - trajectory.reply_tokens + shortest
         level = self._levels.setdefault(member.id, Level())
         is_event = False
         for end in range((level.windows + 1) * window, len(entropy) + 1, window):

@@ -25,6 +25,6 @@ class Babble(Watcher):
     def fires(self, member: Member, view: View) -> bool:
         config = self.config
         window = self.window(view)
-        entropy = member.trajectory.entropy[-window:]
+        entropy = member.trajectory.of_model("entropy", window)
         limit = config.share * math.log(view.vocab)
         return len(entropy) == window and math.fsum(entropy) > limit * window

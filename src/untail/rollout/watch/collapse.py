@@ -35,8 +35,8 @@ class Collapse(Watcher):
     def fires(self, member: Member, view: View) -> bool:
         config, trajectory = self.config, member.trajectory
         window = self.window(view)
-        entropy = trajectory.entropy[-window:]
+        entropy = trajectory.of_model("entropy", window)
         if len(entropy) < window or math.fsum(entropy) >= config.entropy * window:
             return False
-        last = trajectory.tokens[-window:]
+        last = trajectory.of_model("tokens", window)
         return not config.require_repetition or repeats_ngrams(last, config.ngram, config.share)

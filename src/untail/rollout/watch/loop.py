@@ -38,7 +38,7 @@ class Loop(Watcher):
     def fires(self, member: Member, view: View) -> bool:
         config = self.config
         window = self.window(view)
-        last = member.trajectory.tokens[-window:]
+        last = member.trajectory.of_model("tokens", window)
         if len(last) < window:
             return False
         return cycle_repeats(last, config.period, config.cycle_tokens) >= config.repeats or repeats_ngrams(

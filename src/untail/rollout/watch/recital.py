@@ -35,10 +35,10 @@ class Recital(Watcher):
     def fires(self, member: Member, view: View) -> bool:
         trajectory, marker = member.trajectory, self.config.marker_ids
         window = self.window(view)
-        logprobs = trajectory.policy_logprob[-window:]
+        logprobs = trajectory.of_model("policy_logprob", window)
         if len(logprobs) < window or min(logprobs) <= math.log(self.config.p):
             return False
-        if marker and contains(trajectory.tokens, marker):
+        if marker and contains(trajectory.of_model("tokens"), marker):
             return False
         return member.partial is None or member.partial < self.config.low_partial
 
