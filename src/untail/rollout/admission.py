@@ -6,6 +6,7 @@ where every mechanism refuses.
 
 from collections.abc import Callable, Iterator
 
+from untail.observe.events import beginning
 from untail.rollout.live import GroupPlan, LiveGroup, Member
 from untail.rollout.points import View
 from untail.rollout.stage import Stage
@@ -57,6 +58,7 @@ class Admission:
             budget=plan.budget,
             predicted=plan.predicted.known_mean,
             source=plan.predicted.source,
+            text=beginning(plan.prompt.text),
         )
         for number in range(plan.size):
             name = f"{group.id}/{number}"

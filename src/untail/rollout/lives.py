@@ -8,6 +8,7 @@ audit alone under `audit`. A failure costs its own trajectory and no other.
 import asyncio
 from statistics import fmean
 
+from untail.observe.events import ending
 from untail.rewards.scorer import Score
 from untail.rollout.audit import CANCELLED
 from untail.rollout.live import LiveGroup, Member, State, copy_of
@@ -164,7 +165,8 @@ class Lives:
         if trajectory.end == "length" and trajectory.reward <= 0 and plan.truncated_reward is not None:
             trajectory.reward = plan.truncated_reward
         # Recorded even if it was cancelled meanwhile: one that came to its end needs no audit to be known.
-        stage.record("score", id=member.id, reward=trajectory.reward, failure=score.failure)
+        text = ending(trajectory.text)
+        stage.record("score", id=member.id, reward=trajectory.reward, failure=score.failure, text=text)
         if member.state is State.SCORING:
             member.state = State.DONE
             self.check(member.group)

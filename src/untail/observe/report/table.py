@@ -1,0 +1,105 @@
+"""The tables of a report, as HTML: the figures of each run, and what the audit says of those that were stopped.
+
+Invariant: a cell holds the figure to its last digit in `data-value`, and what a reader sees is made from that.
+"""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from untail.observe.report.reading import Run
+
+Show = Callable[[Any], str]
+
+
+class Figure(NamedTuple):
+    key: str  # of observe.figures, or of those made from them below
+    name: str
+    says: str
+    show: Show
+
+
+seconds: Show = lambda value: f"{value:,.1f} s" if value >= 10 else f"{value:,.2f} s"
+count: Show = lambda value: f"{value:,.0f}"
+share: Show = lambda value: f"{100 * value:.1f} %"
+ratio: Show = lambda value: f"{value:.2f} ×"
+number: Show = lambda value: f"{value:,.2f}"
+memory: Show = lambda value: f"{value / 2**30:,.2f} GiB"
+
+FIGURES = (
+    Figure("speedup", "speedup", "the first run's seconds of training over this one's", ratio),
+    Figure("wall_s", "training time", "seconds of all steps, validation aside", seconds),
+    Figure("makespan_p50", "a step, median", "from its begin to the new weights", seconds),
+    Figure("makespan_p95", "a step, 95th percentile", "", seconds),
+    Figure("tail_share", "tail", "share of the rollout after nine tenths had finished", share),
+    Figure("slot_bubble", "slots idle", "share of slots times seconds of the rollout in which nothing ran", share),
+    Figure("device_bubble", "device idle", "share of the step", share),
+    Figure("tokens", "tokens generated", "", count),
+    Figure("ett", "effective tokens per second", "of responses that taught something", count),
+    Figure("etr", "rewarded tokens", "share of those generated", share),
+    Figure("bad_generation", "thrown away", "share of tokens in responses that were stopped or cancelled", share),
+    Figure("trajectories", "responses trained", "", count),
+    Figure("mean_len", "mean length", "tokens of a response that was trained", count),
+    Figure("staleness_mean", "staleness", "weight versions between sampling and training, mean over tokens", number),
+    Figure("pass1", "pass@1", "on training prompts, last quarter of the steps", share),
+    Figure("score_before", "held-out score before", "", share),
+    Figure("score_after", "held-out score after", "", share),
+    Figure("peak_mem", "peak memory", "", memory),
+    Figure("unaccounted", "tokens unaccounted for", "anything but 0 is a fault of ours", count),
+)
+
+
+def shown_figures(run: Run, first: Run) -> dict[str, Any]:
+    """What is in the table, from the figures of the run; those that need another run too."""
+    figures = run.figures
+    validations = figures["validations"]
+    return {
+        **figures,
+        "speedup": first.figures["wall_s"] / figures["wall_s"] if figures["wall_s"] else None,
+        "staleness_mean": figures["staleness"]["mean"],
+        "score_before": validations[0]["score"] if validations else None,
+        "score_after": validations[-1]["score"] if len(validations) > 1 else None,
+        "unaccounted": figures["accounts"]["unaccounted"],
+    }
+
+
+def figures_table(runs: Sequence[Run]) -> str:
+    values = [shown_figures(run, runs[0]) for run in runs]
+    wanted = [figure for figure in FIGURES if figure.key != "speedup" or len(runs) > 1]
+    rows = [_row(figure, [one[figure.key] for one in values]) for figure in wanted]
+    heads = "".join(f'<th scope="col">{escape(run.label)}</th>' for run in runs)
+    return f'<table class="figures"><thead><tr><td></td>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _row(figure: Figure, values: list[Any]) -> str:
+    says = f"<small>{escape(figure.says)}</small>" if figure.says else ""
+    cells = "".join(_cell(figure.key, value, figure.show) for value in values)
+    return f'<tr><th scope="row">{escape(figure.name)}{says}</th>{cells}</tr>'
+
+
+def _cell(key: str, value: Any, show: Show) -> str:
+    if value is None:
+        return f'<td data-figure="{key}">–</td>'
+    return f'<td data-figure="{key}" data-value="{value!r}">{escape(show(value))}</td>'
+
+
+def stops_table(runs: Sequence[Run]) -> str:
+    """Per run and reason; empty if nothing was stopped."""
+    rows = [(run.label, reason, kills) for run in runs for reason, kills in run.figures["false_kills"].items()]
+    if not rows:
+        return ""
+    heads = ("run", "reason", "stopped", "let run on", "of these rewarded", "rate, 95 % interval")
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    body = "".join(
+        f'<tr><th scope="row">{escape(label)}</th><td>{escape(reason)}</td><td>{count(kills["stopped"])}</td>'
+        f"<td>{count(kills['audited'])}</td><td>{count(kills['false'])}</td><td>{_interval(kills)}</td></tr>"
+        for label, reason, kills in rows
+    )
+    return f'<table class="stops"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _interval(kills: dict[str, Any]) -> str:
+    if kills["rate"] is None:
+        return "–"
+    low, high = kills["ci95"]
+    return f"{share(kills['rate'])}, {share(low)} to {share(high)}"
