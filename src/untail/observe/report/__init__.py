@@ -29,5 +29,7 @@ def write_report(given: Sequence[Path], out: Path | None = None) -> Path:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise UserError(f"cannot write the report to {path}: {error.strerror}; choose another place with --out") from None
+        raise UserError(
+            f"cannot write the report to {path}: {error.strerror}; choose another place with --out"
+        ) from None
     return path

@@ -142,7 +142,7 @@
             `${seconds(spans.begin[i])} to ${seconds(spans.end[i])}`])),
         };
       }).filter((trace) => trace.y.length);
-      if (picture.forks.life.length) { traces.push(forkMarks(picture, place)); seen.add("fork"); }
+      traces.push(marksOf(picture, place, seen));
       draw(box, traces, layout(tall + 56, timelineAxes(r, picture, place, rows, until)),
         `${thousands(place.slots)} of ${thousands(runs[r].concurrency)} slots used, step of ${seconds(picture.done)}`);
     });
@@ -151,17 +151,19 @@
     ]);
   }
 
-  // At the beginning of the child's first stay in a slot; of one that never got one, nothing is drawn.
-  function forkMarks(picture, place) {
+  // A fork where the child first gets a slot (one that never gets any has no mark), a failure where it happened.
+  function marksOf(picture, place, seen) {
     const { spans, forks } = picture, marks = [];
+    const mark = (i, x, symbol) => marks.push({ x, y: place.row[i], symbol, text: about(picture, spans.life[i], []) });
     for (const life of forks.life) {
-      const at = spans.life.findIndex((other, i) => other === life && spans.slot[i] >= 0);
-      if (at >= 0) marks.push({ x: spans.begin[at], y: place.row[at], text: about(picture, life, []) });
+      const i = spans.life.findIndex((other, i) => other === life && spans.slot[i] >= 0);
+      if (i >= 0) { mark(i, spans.begin[i], "diamond"); seen.add("fork"); }
     }
+    spans.kind.forEach((kind, i) => { if (picture.kinds[kind] === "fail") mark(i, spans.end[i], "x"); });
     return {
       type: "scatter", mode: "markers", hoverinfo: "text", cliponaxis: false, x: marks.map((m) => m.x), y: marks.map((m) => m.y),
       hovertext: marks.map((m) => m.text),
-      marker: { symbol: "diamond", size: 7, color: colour("ink"), line: { width: 1, color: colour("paper") } },
+      marker: { symbol: marks.map((m) => m.symbol), size: 7, color: colour("ink"), line: { width: 1, color: colour("paper") } },
     };
   }
 
@@ -172,7 +174,7 @@
     });
     const engines = runs[r].engines > 1, ticks = engines
       ? place.first.map((first, engine) => [first, `engine ${engine}`])
-      : [...Array(5)].map((_, i) => Math.round((i * (place.slots - 1)) / 4)).map((slot) => [slot, String(slot)]);
+      : everyNice(place.slots, rows).map((slot) => [slot, thousands(slot)]);
     if (place.all > place.slots) ticks.push([place.below, "tools"]);
     const words = [[tail, picture.rolled_out, "tail"], [picture.rolled_out, picture.done, "update"]];
     return {
@@ -189,6 +191,12 @@
     };
   }
 
+  // About five slots at round distances, the last of them well above whatever comes below.
+  function everyNice(slots, rows) {
+    const distance = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((d) => slots / d <= 7) ?? 10000;
+    return [...Array(Math.ceil(slots / distance))].map((_, i) => i * distance).filter((slot) => !slot || slots - slot > rows / 14);
+  }
+
   // ---- slots in use ---------------------------------------------------------------------------------------------
 
   function occupancyOf(picture) {
@@ -201,7 +209,7 @@
       busy += change;
       if (t === x[x.length - 1]) y[y.length - 1] = busy; else { x.push(t); y.push(busy); }
     }
-    x.push(picture.done); y.push(0);
+    x.push(picture.rolled_out); y.push(busy);
     return { x, y };
   }
 
@@ -243,8 +251,8 @@
       });
       const own = runs[r].lengths;
       const marks = {
-        type: "scatter", mode: "markers+text", x: own.mark, y: own.mark_share, hoverinfo: "skip", textposition: "top right", cliponaxis: false,
-        text: own.percent.map((percent, i) => `p${percent}  ${thousands(own.mark[i])}`), textfont: { size: 12 },
+        type: "scatter", mode: "markers+text", x: own.mark, y: own.mark_share, hoverinfo: "skip", cliponaxis: false,
+        textposition: own.mark.map((mark) => (mark > longest * 0.75 ? "top left" : "top right")), text: own.percent.map((percent, i) => `p${percent}  ${thousands(own.mark[i])}`), textfont: { size: 12 },
         marker: { size: 7, color: colour("ink") },
       };
       const traces = runs.flatMap((run, other) => (other !== r ? [line(run.lengths, false)] : []));
@@ -332,6 +340,11 @@
     }), CONFIG);
   }
 
+  function mostForked() {
+    const forks = shown.map((picture) => picture?.forks.life.length ?? 0);
+    return forks.indexOf(Math.max(...forks));
+  }
+
   // Those with forks first, then those whose lengths differ most.
   function groups() {
     const picture = shown[Number($("run").value)];
@@ -359,6 +372,7 @@
     $("later").disabled = at === page.steps.length - 1;
     timeline();
     occupancy();
+    if (mine === 1) $("run").value = mostForked();
     groups();
     tree();
     document.documentElement.dataset.step = step; // what is drawn now

@@ -66,7 +66,7 @@ def _hash(script: str) -> str:
 
 
 def _packed(data: Any) -> str:
-    return base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 6, mtime=0)).decode()
 
 
 def _lead(runs: Sequence[Run]) -> str:

@@ -5,6 +5,7 @@ as it has come, with a note. Events are read line by line, and a report draws no
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from untail.errors import UserError
-from untail.observe.figures import RunRecord, read_events, read_run, record_figures
+from untail.observe.figures import read_events, read_run, record_figures
 from untail.observe.metrics import Row
 from untail.observe.report.runs import Found
 from untail.observe.report.timeline import Lives, Picture
@@ -54,47 +55,56 @@ def read(found: Sequence[Found]) -> tuple[list[Run], list[str]]:
 
 
 def _read(found: Found) -> tuple[Run, list[str]]:
-    first, whole = _check(found.events)
+    first = _first_event(found.events)
     try:
         record = read_run(found.events)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{found.events} does not hold together ({type(error).__name__}: {error}); it was changed: restore it"
-        ) from None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise _damage(found.events, error) from None
     if not record.rows:
         raise UserError(f"{found.events} has no whole step yet; wait for the first, then ask again")
     slots, engines = first["concurrency"], first.get("engines", 1)
     lengths = Counter(record.fates.lengths.values())
     run = Run(found.label, found.events, slots, engines, record.rows, record_figures(record), lengths)
-    return run, _notes(found.label, first, record, whole)
+    return run, _notes(run, first)
 
 
-def _check(path: Path) -> tuple[dict[str, Any], bool]:
-    """The first event, and whether the last line is whole."""
-    first: dict[str, Any] | None = None
-    line, number = b"\n", 0
+def _first_event(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        line = file.readline()
+    if not line.endswith(b"\n"):
+        raise UserError(f"{path} holds no event; the run has only just begun, or never did")
+    first = _event(line)
+    if first is None:
+        raise UserError(f"{path} line 1 is not an event; the file was changed: restore it")
+    _refuse_other_schema(first, path)
+    return first
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """None if it is none."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("e"), str) else None
+
+
+def _damage(path: Path, error: Exception) -> UserError:
+    """The first line that is not an event, or what the events lack."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                event = json.loads(line)
-            except ValueError:
-                event = None
-            if not (isinstance(event, dict) and isinstance(event.get("e"), str)):
-                raise UserError(f"{path} line {number} is not an event; the file was changed: restore it")
-            if first is None:
-                first = event
-                _refuse_other_schema(event, path)
-    if first is None:
-        raise UserError(f"{path} holds no event; the run has only just begun, or never did")
-    return first, line.endswith(b"\n")
+            if line.endswith(b"\n") and _event(line) is None:
+                return UserError(f"{path} line {number} is not an event; the file was changed: restore it")
+    what = f"{type(error).__name__}: {error}"
+    return UserError(f"{path} does not hold together ({what}); it was changed: restore it")
 
 
 def _refuse_other_schema(first: dict[str, Any], path: Path) -> None:
     known = " or ".join(map(str, SCHEMAS))
     if first["e"] != "run" or "schema" not in first or not isinstance(first.get("concurrency"), int):
-        raise UserError(f"{path} does not begin with a run event of schema {known}; it is not a file of untail's events")
+        raise UserError(
+            f"{path} does not begin with a run event of schema {known}; it is not a file of untail's events"
+        )
     if first["schema"] not in SCHEMAS:
         raise UserError(
             f"{path} has events of schema {first['schema']}, but this untail reads {known}; "
@@ -102,16 +112,23 @@ def _refuse_other_schema(first: dict[str, Any], path: Path) -> None:
         )
 
 
-def _notes(label: str, first: dict[str, Any], record: RunRecord, whole: bool) -> list[str]:
-    notes, done = [], len(record.rows)
-    if not whole:
-        notes.append(f"{label}: the last line of its events was cut short, as by a crash, and is left out.")
+def _notes(run: Run, first: dict[str, Any]) -> list[str]:
+    notes, done = [], len(run.rows)
+    if not _is_whole(run.events):
+        notes.append(f"{run.label}: the last line of its events was cut short, as by a crash, and is left out.")
     wanted = (first.get("recipe") or {}).get("steps")
     if isinstance(wanted, int) and done < wanted:
         notes.append(
-            f"{label}: {done:,} of {wanted:,} steps so far. It is still going, or was stopped; a step under way is left out."
+            f"{run.label}: {done:,} of {wanted:,} steps so far. It is still going, or was stopped; a step under way is "
+            "left out."
         )
     return notes
+
+
+def _is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 def draw(runs: Sequence[Run]) -> Pictures:

@@ -17,6 +17,7 @@ class Figure(NamedTuple):
     name: str
     says: str
     show: Show
+    interval: str | None = None  # the key of its 95 % interval
 
 
 seconds: Show = lambda value: f"{value:,.1f} s" if value >= 10 else f"{value:,.2f} s"
@@ -42,8 +43,8 @@ FIGURES = (
     Figure("mean_len", "mean length", "tokens of a response that was trained", count),
     Figure("staleness_mean", "staleness", "weight versions between sampling and training, mean over tokens", number),
     Figure("pass1", "pass@1", "on training prompts, last quarter of the steps", share),
-    Figure("score_before", "held-out score before", "", share),
-    Figure("score_after", "held-out score after", "", share),
+    Figure("score_before", "held-out score before", "with its 95 % interval", share, "ci95_before"),
+    Figure("score_after", "held-out score after", "", share, "ci95_after"),
     Figure("peak_mem", "peak memory", "", memory),
     Figure("unaccounted", "tokens unaccounted for", "anything but 0 is a fault of ours", count),
 )
@@ -58,7 +59,9 @@ def shown_figures(run: Run, first: Run) -> dict[str, Any]:
         "speedup": first.figures["wall_s"] / figures["wall_s"] if figures["wall_s"] else None,
         "staleness_mean": figures["staleness"]["mean"],
         "score_before": validations[0]["score"] if validations else None,
+        "ci95_before": validations[0]["ci95"] if validations else None,
         "score_after": validations[-1]["score"] if len(validations) > 1 else None,
+        "ci95_after": validations[-1]["ci95"] if len(validations) > 1 else None,
         "unaccounted": figures["accounts"]["unaccounted"],
     }
 
@@ -66,21 +69,26 @@ def shown_figures(run: Run, first: Run) -> dict[str, Any]:
 def figures_table(runs: Sequence[Run]) -> str:
     values = [shown_figures(run, runs[0]) for run in runs]
     wanted = [figure for figure in FIGURES if figure.key != "speedup" or len(runs) > 1]
-    rows = [_row(figure, [one[figure.key] for one in values]) for figure in wanted]
+    rows = [_row(figure, values) for figure in wanted]
     heads = "".join(f'<th scope="col">{escape(run.label)}</th>' for run in runs)
     return f'<table class="figures"><thead><tr><td></td>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _row(figure: Figure, values: list[Any]) -> str:
+def _row(figure: Figure, values: list[dict[str, Any]]) -> str:
     says = f"<small>{escape(figure.says)}</small>" if figure.says else ""
-    cells = "".join(_cell(figure.key, value, figure.show) for value in values)
+    cells = "".join(_cell(figure, one) for one in values)
     return f'<tr><th scope="row">{escape(figure.name)}{says}</th>{cells}</tr>'
 
 
-def _cell(key: str, value: Any, show: Show) -> str:
+def _cell(figure: Figure, values: dict[str, Any]) -> str:
+    value = values[figure.key]
     if value is None:
-        return f'<td data-figure="{key}">–</td>'
-    return f'<td data-figure="{key}" data-value="{value!r}">{escape(show(value))}</td>'
+        return f'<td data-figure="{figure.key}">–</td>'
+    text = figure.show(value)
+    if figure.interval:
+        low, high = values[figure.interval]
+        text = f"{100 * value:.1f} ± {50 * (high - low):.1f} %"
+    return f'<td data-figure="{figure.key}" data-value="{value!r}">{escape(text)}</td>'
 
 
 def stops_table(runs: Sequence[Run]) -> str:

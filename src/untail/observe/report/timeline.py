@@ -219,7 +219,7 @@ class Lives:
         if life is not None:
             life.reward, life.text = _number(event["reward"]), event.get("text") or ""
             if event["failure"]:
-                life.why = f"{life.why}; not scored: {event['failure']}"
+                life.why = f"not scored: {event['failure']}"
 
     def _audit(self, event: Event) -> None:
         life = self.lives.get(event["id"])
@@ -329,8 +329,7 @@ def _table(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Columns:
 
 
 def _ended(event: Event) -> str:
-    how = "its budget was used up" if event["end"] == "length" else "came to its own end"
-    return f"{how} after {event['turns']} turns" if event.get("turns", 1) > 1 else how
+    return f"after {event['turns']} turns" if event.get("turns", 1) > 1 else ""
 
 
 def _number(value: Any) -> float | None:
