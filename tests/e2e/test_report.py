@@ -69,6 +69,13 @@ def _is_elsewhere(url: str) -> bool:
     return not url.startswith(("file:", "data:", "blob:"))
 
 
+@pytest.fixture(scope="module")
+def page(chromium, compared) -> Iterator:
+    """One for all tests that say themselves what they want to see."""
+    with opened(chromium, compared / "report.html") as page:
+        yield page
+
+
 def choose(page, selector: str, value: str) -> None:
     page.select_option(selector, value)
     if selector == "#step":
@@ -87,21 +94,20 @@ def test_all_pictures_are_drawn_within_the_width(chromium, compared, width, sche
             assert plot.bounding_box()["width"] <= width
 
 
-def test_figures_shown_are_those_recomputed_from_the_events(chromium, compared):
+def test_figures_shown_are_those_recomputed_from_the_events(page, compared):
     folders = sorted(folder for folder in compared.iterdir() if folder.is_dir())
     recomputed = [run_figures(folder / "events.jsonl") for folder in folders]
-    with opened(chromium, compared / "report.html") as page:
-        assert page.locator(".figures thead th").all_inner_texts() == ["grpo", "dygs", "adaseg"]
-        compared_figures = 0
-        for column, figures in enumerate(recomputed):
-            for cell in page.locator(f".figures tbody tr td:nth-child({column + 2})").all():
-                key, shown = cell.get_attribute("data-figure"), cell.get_attribute("data-value")
-                if key in figures:
-                    assert float(shown) == figures[key], key
-                    compared_figures += 1
-        assert compared_figures >= 3 * 13
-        tokens = page.locator('td[data-figure="tokens"]').all_inner_texts()
-        assert tokens == [f"{figures['tokens']:,}" for figures in recomputed]
+    assert page.locator(".figures thead th").all_inner_texts() == ["grpo", "dygs", "adaseg"]
+    compared_figures = 0
+    for column, figures in enumerate(recomputed):
+        for cell in page.locator(f".figures tbody tr td:nth-child({column + 2})").all():
+            key, shown = cell.get_attribute("data-figure"), cell.get_attribute("data-value")
+            if key in figures:
+                assert float(shown) == figures[key], key
+                compared_figures += 1
+    assert compared_figures >= 3 * 13
+    tokens = page.locator('td[data-figure="tokens"]').all_inner_texts()
+    assert tokens == [f"{figures['tokens']:,}" for figures in recomputed]
 
 
 def test_it_opens_at_the_longest_tail_and_the_selectors_work_from_the_keyboard(chromium, compared):
@@ -124,12 +130,11 @@ def test_it_opens_at_the_longest_tail_and_the_selectors_work_from_the_keyboard(c
             assert page.evaluate("document.activeElement.id") == selector[1:]
 
 
-def test_a_run_that_has_not_come_so_far_says_so(chromium, compared):
-    with opened(chromium, compared / "report.html") as page:
-        choose(page, "#step", "7")
-        notes = page.locator("#timeline h3 small").all_inner_texts()
-        assert notes[:2] == ["has no such step"] * 2
-        assert "of 24 slots used" in notes[2]
+def test_a_run_that_has_not_come_so_far_says_so(page):
+    choose(page, "#step", "7")
+    notes = page.locator("#timeline h3 small").all_inner_texts()
+    assert notes[:2] == ["has no such step"] * 2
+    assert "of 24 slots used" in notes[2]
 
 
 def test_a_group_is_drawn_with_its_forks(chromium, compared):
@@ -145,19 +150,19 @@ def test_a_group_is_drawn_with_its_forks(chromium, compared):
         assert page.locator("#tree .shapelayer path").count() == 0
 
 
-def test_what_a_model_wrote_is_shown_and_not_run(chromium, compared):
-    with opened(chromium, compared / "report.html") as page:
-        assert page.locator("#prompt").inner_text() == HOSTILE
-        plot = page.locator("#timeline .js-plotly-plot").first
-        plot.scroll_into_view_if_needed()
-        box = plot.locator(".barlayer .point").first.bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        label = page.locator("#timeline .hoverlayer .hovertext").first
-        label.wait_for()
-        assert "</script><script>" in label.text_content()
-        assert "tokens" in label.text_content()
-        assert page.locator("img, #timeline script").count() == 0
-        assert page.title() == "untail: grpo, dygs, adaseg"
+def test_what_a_model_wrote_is_shown_and_not_run(page):
+    choose(page, "#step", "2")
+    assert page.locator("#prompt").inner_text() == HOSTILE
+    plot = page.locator("#timeline .js-plotly-plot").first
+    plot.scroll_into_view_if_needed()
+    box = plot.locator(".barlayer .point").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    label = page.locator("#timeline .hoverlayer .hovertext").first
+    label.wait_for()
+    assert "</script><script>" in label.text_content()
+    assert "tokens" in label.text_content()
+    assert page.locator("img, #timeline script").count() == 0
+    assert page.title() == "untail: grpo, dygs, adaseg"
 
 
 def test_a_real_run_from_a_real_training(chromium, trained):

@@ -31,7 +31,7 @@ class One:
 
 @dataclass
 class Lively:
-    """Invariant: a step's events are in the order of time; a group with a deferred member is trained when it is whole."""
+    """Invariant: a step's events are in the order of time, and a group is trained when all its members are done."""
 
     slots: int
     groups: int

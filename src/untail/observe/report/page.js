@@ -310,6 +310,7 @@
       return Plotly.react($("tree"), [], layout(60, { xaxis: { visible: false }, yaxis: { visible: false } }), CONFIG);
     }
     const { lives } = picture, members = membersOf(picture, group), row = new Map(members.map((life, i) => [life, i]));
+    const high = Math.min(22, Math.max(4, 1200 / members.length)); // a large family has low rows
     const last = Math.max(1, ...members.map((life) => lives.tokens[life]));
     $("prompt").textContent = picture.groups.prompt[group];
     const bars = {
@@ -322,7 +323,7 @@
     const ends = {
       type: "scatter", mode: "markers", hoverinfo: "skip", cliponaxis: false, x: scored.map((life) => lives.tokens[life]), y: scored.map((life) => row.get(life)),
       marker: {
-        size: 9, symbol: "circle", line: { width: 1.6, color: colour("ink") },
+        size: Math.min(9, high), symbol: "circle", line: { width: 1.6, color: colour("ink") },
         color: scored.map((life) => colour(lives.reward[life] > 0 ? "ink" : "paper")),
       },
     };
@@ -330,11 +331,11 @@
     const links = forks.map((life) => ({
       type: "line", layer: "below", x0: lives.at[life], x1: lives.at[life], y0: row.get(lives.parent[life]), y1: row.get(life), line: { width: 1.4, color: colour("muted") },
     }));
-    Plotly.react($("tree"), [bars, ends], layout(members.length * 22 + 60, {
+    Plotly.react($("tree"), [bars, ends], layout(members.length * high + 60, {
       barmode: "overlay", hovermode: "closest", shapes: links, margin: { l: 44, r: 24 },
       xaxis: { title: { text: "response tokens" }, range: [0, last * 1.02], tickformat: ",d", nticks: 8 },
       yaxis: {
-        range: [members.length - 0.4, -0.6], showgrid: false, tickvals: members.map((_, i) => i), title: { text: "" },
+        range: [members.length - 0.4, -0.6], showgrid: false, tickvals: high < 12 ? [] : members.map((_, i) => i), title: { text: "" },
         ticktext: members.map((life) => escaped(lives.id[life].slice(lives.id[life].lastIndexOf("/") + 1).slice(0, 12))),
       },
     }), CONFIG);

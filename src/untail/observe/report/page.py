@@ -83,8 +83,8 @@ def _left_out(runs: Sequence[Run], pictures: Pictures) -> list[str]:
     if len(pictures) == len(steps):
         return []
     return [
-        f"Timelines and trees are drawn for {len(pictures):,} of {len(steps):,} steps, so that the file stays small: every "
-        "so many, and those with the longest tails. Everything else counts all steps."
+        f"Timelines and trees are drawn for {len(pictures):,} of {len(steps):,} steps, so that the file stays small: "
+        "every so many, and those with the longest tails. Everything else counts all steps."
     ]
 
 

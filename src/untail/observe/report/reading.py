@@ -7,7 +7,7 @@ as it has come, with a note. Events are read line by line, and a report draws no
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from untail.observe.report.timeline import Lives, Picture
 
 SCHEMAS = (2, 3)  # of events.jsonl; 3 added forks and turns
 MOST = 60_000
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError)  # what events that are not ours lead to
 Pictures = dict[int, dict[int, Picture]]
 """By step, and by the number of the run."""
 
@@ -58,7 +59,7 @@ def _read(found: Found) -> tuple[Run, list[str]]:
     first = _first_event(found.events)
     try:
         record = read_run(found.events)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise _damage(found.events, error) from None
     if not record.rows:
         raise UserError(f"{found.events} has no whole step yet; wait for the first, then ask again")
@@ -69,8 +70,11 @@ def _read(found: Found) -> tuple[Run, list[str]]:
 
 
 def _first_event(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        line = file.readline()
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     if not line.endswith(b"\n"):
         raise UserError(f"{path} holds no event; the run has only just begun, or never did")
     first = _event(line)
@@ -136,12 +140,21 @@ def draw(runs: Sequence[Run]) -> Pictures:
     chosen = set(choose_steps(runs))
     pictures: Pictures = {step: {} for step in sorted(chosen)}
     for number, run in enumerate(runs):
-        whole, lives = {row["step"] for row in run.rows}, Lives()
-        for event in read_events(run.events):
-            picture = lives.hear(event)
-            if picture is not None and picture.step in chosen & whole:
-                pictures[picture.step][number] = picture
+        try:
+            for picture in _pictures(run.events):
+                if picture.step in chosen:
+                    pictures[picture.step][number] = picture
+        except MALFORMED as error:
+            raise _damage(run.events, error) from None
     return pictures
+
+
+def _pictures(path: Path) -> Iterator[Picture]:
+    lives = Lives()
+    for event in read_events(path):
+        picture = lives.hear(event)
+        if picture is not None:
+            yield picture
 
 
 def choose_steps(runs: Sequence[Run]) -> list[int]:

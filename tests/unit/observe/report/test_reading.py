@@ -65,7 +65,7 @@ WRONG = {
     "not text": (b"\xff\xfe\n", "line 1 is not an event"),
     "no step": ('{"e": "run", "t": 0, "schema": 2, "concurrency": 4}\n', "has no whole step yet"),
     "a step without an end": (
-        '{"e": "run", "t": 0, "schema": 2, "concurrency": 4}\n{"e": "step", "t": 1, "step": 1}\n{"e": "done", "t": 2}\n',
+        '{"e": "run", "t": 0, "schema": 2, "concurrency": 4}\n{"e": "step", "t": 1, "step": 1}\n{"e": "done"}\n',
         "does not hold together",
     ),
 }
@@ -79,6 +79,12 @@ def test_what_cannot_be_used_is_refused_by_name(case, tmp_path):
     with pytest.raises(UserError, match=sentence) as error:
         read([found(path)])
     assert str(path) in str(error.value)
+
+
+def test_an_event_that_lacks_a_field_is_refused_when_it_is_drawn(events):
+    events.write_text(events.read_text().replace('"slot"', '"slto"', 1))
+    with pytest.raises(UserError, match=r"does not hold together \(KeyError: 'slot'\)"):
+        draw(read([found(events)])[0])
 
 
 def test_a_bad_run_of_a_comparison_is_a_note_unless_all_are(events, tmp_path):
