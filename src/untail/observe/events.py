@@ -10,7 +10,7 @@ it closes is deferred or cancelled, and resumed in the next.
 |---|---|---|
 | run        | once, and at every resume            | schema, untail, threads, concurrency, engines, recipe (resolved) |
 | step       | a step begins                        | version (of the weights), carried (tokens of what was deferred) |
-| admit      | a group is planned                   | group, prompt, size, keep, budget, predicted, source, text |
+| admit      | a group is planned                   | group, prompt, size, keep, budget, predicted, source, text (its begin) |
 | start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
 | segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut) |
 | resume     | it gets a slot again                 | id, engine, slot, lane, tokens |
@@ -20,7 +20,7 @@ it closes is deferred or cancelled, and resumed in the next.
 | fail       | its engine or its scorer failed      | id, group, tokens, error |
 | end        | it ended by itself | id, group, tokens, prompt_tokens, end, versions, entropy, predicted |
 | left | its slot is free after one of the three above, or an audit's end | id, overrun |
-| score      | its reward is known                  | id, reward, failure, text |
+| score      | its reward is known                  | id, reward, failure, text (its end) |
 | audit | an audited trajectory came to its end | id, reason, tokens (whole), extra (made for the audit), reward |
 | off        | a reason switched itself off         | reason, false_kills, audited, low (of the interval) |
 | defer      | the step closed over it while it ran | id, tokens |
@@ -32,8 +32,7 @@ it closes is deferred or cancelled, and resumed in the next.
 | validation | held-out prompts were scored         | score, ci95, n, mean_len, score_failures |
 
 `predicted` is a mean length, or null where nothing is known; `audited`: it runs on, unseen by the rest; `overrun`:
-tokens made past the decision; `use`: trained, stopped or masked; `versions`: of the first and the last token; `text`:
-how the prompt begins, how the response ends.
+tokens made past the decision; `use`: trained, stopped or masked; `versions`: of the first and the last token.
 `generated` counts the step's tokens and `carried` those of groups that wait for a later update; the rest of
 `rolled_out` is since the last one, but `kv_used` (a share, the most in this step) and `peak_mem` (bytes, so far).
 """
@@ -46,7 +45,6 @@ from typing import Any
 from untail.errors import UserError
 
 SCHEMA = 2
-EXCERPT = 160  # characters of a text: enough to know it again
 
 
 class JsonLines:
@@ -92,14 +90,6 @@ class JsonLines:
         return UserError(
             f"cannot write {self.path}: {error.strerror}; what was written before is intact: make room, then --resume"
         )
-
-
-def beginning(text: str) -> str:
-    return text if len(text) <= EXCERPT else text[: EXCERPT - 1] + "…"
-
-
-def ending(text: str) -> str:
-    return text if len(text) <= EXCERPT else "…" + text[1 - EXCERPT :]
 
 
 def read_lines(path: Path, begin: int = 0) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ where every mechanism refuses.
 
 from collections.abc import Callable, Iterator
 
-from untail.observe.events import beginning
+from untail.observe.excerpt import beginning
 from untail.rollout.live import GroupPlan, LiveGroup, Member
 from untail.rollout.points import View
 from untail.rollout.stage import Stage

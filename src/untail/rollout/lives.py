@@ -8,7 +8,7 @@ audit alone under `audit`. A failure costs its own trajectory and no other.
 import asyncio
 from statistics import fmean
 
-from untail.observe.events import ending
+from untail.observe.excerpt import ending
 from untail.rewards.scorer import Score
 from untail.rollout.audit import CANCELLED
 from untail.rollout.live import LiveGroup, Member, State, copy_of

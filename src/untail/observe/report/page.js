@@ -8,7 +8,8 @@
     fail: "failed", wait: "waits for its tool",
   };
   const PHASES = {
-    rollout_s: "rollout", score_s: "scoring", logprob_s: "log-probs", update_s: "update", sync_s: "sync", idle_s: "idle",
+    rollout_s: "rollout", score_s: "scoring", tool_s: "tools", logprob_s: "log-probs", update_s: "update", sync_s: "sync",
+    idle_s: "idle",
   };
   const CONFIG = { displayModeBar: false, responsive: true };
   const $ = (id) => document.getElementById(id);
@@ -267,7 +268,7 @@
   // ---- phases ---------------------------------------------------------------------------------------------------
 
   function phases() {
-    const names = Object.keys(PHASES);
+    const names = Object.keys(PHASES).filter((name) => name in runs[0].phases);
     const total = (run, i) => names.reduce((sum, name) => sum + Math.max(0, run.phases[name][i]), 0);
     const most = Math.max(...runs.flatMap((run) => run.steps.map((_, i) => total(run, i))));
     const last = Math.max(...runs.flatMap((run) => run.steps)), first = Math.min(...runs.flatMap((run) => run.steps));
@@ -280,15 +281,15 @@
       const tail = {
         type: "scatter", mode: run.steps.length > 120 ? "lines" : "markers", x: run.steps, y: run.tail_s, hoverinfo: "text",
         hovertext: run.steps.map((step, i) => `step ${step}: tail ${seconds(run.tail_s[i])}`), line: { width: 1 },
-        marker: { size: 5, color: colour("ink"), line: { width: 1, color: colour("paper") } },
+        marker: { size: last - first < 40 ? 8 : 5, color: colour("ink"), line: { width: 1, color: colour("paper") } },
       };
       draw(box, [...bars, tail], layout(several ? 240 : 300, {
-        barmode: "stack", bargap: 0.18, hovermode: "closest",
+        barmode: "stack", bargap: last - first < 12 ? 0.5 : 0.18, hovermode: "closest",
         xaxis: { title: { text: "step" }, range: [first - 0.7, last + 0.7], showgrid: false, tickformat: ",d", ...(last - first < 8 ? { dtick: 1 } : { nticks: 8 }) },
         yaxis: { title: { text: "seconds" }, range: [0, most * 1.04], tickformat: ",~r", nticks: 5 },
       }), "");
     });
-    legend("phase-names", [...Object.entries(PHASES), ["ink", "tail", "dot"]]);
+    legend("phase-names", [...names.map((name) => [name, PHASES[name]]), ["ink", "tail", "dot"]]);
   }
 
   // ---- the tree -------------------------------------------------------------------------------------------------

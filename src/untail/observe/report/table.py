@@ -40,6 +40,9 @@ FIGURES = (
     Figure("etr", "rewarded tokens", "share of those generated", share),
     Figure("bad_generation", "thrown away", "share of tokens in responses that were stopped or cancelled", share),
     Figure("trajectories", "responses trained", "", count),
+    Figure("forks", "responses forked", "", count),
+    Figure("turns", "turns of a response", "mean", number),
+    Figure("zero_variance", "groups that teach nothing", "share whose rewards are all the same", share),
     Figure("mean_len", "mean length", "tokens of a response that was trained", count),
     Figure("staleness_mean", "staleness", "weight versions between sampling and training, mean over tokens", number),
     Figure("pass1", "pass@1", "on training prompts, last quarter of the steps", share),
@@ -50,13 +53,15 @@ FIGURES = (
 )
 
 
-def shown_figures(run: Run, first: Run) -> dict[str, Any]:
-    """What is in the table, from the figures of the run; those that need another run too."""
+def shown_figures(run: Run, first: Run | None) -> dict[str, Any]:
+    """What is in the table, from the figures of the run; a run by itself has no speedup."""
     figures = run.figures
-    validations = figures["validations"]
+    validations, speedup = figures["validations"], {}
+    if first is not None:
+        speedup = {"speedup": first.figures["wall_s"] / figures["wall_s"] if figures["wall_s"] else None}
     return {
+        **speedup,
         **figures,
-        "speedup": first.figures["wall_s"] / figures["wall_s"] if figures["wall_s"] else None,
         "staleness_mean": figures["staleness"]["mean"],
         "score_before": validations[0]["score"] if validations else None,
         "ci95_before": validations[0]["ci95"] if validations else None,
@@ -67,9 +72,8 @@ def shown_figures(run: Run, first: Run) -> dict[str, Any]:
 
 
 def figures_table(runs: Sequence[Run]) -> str:
-    values = [shown_figures(run, runs[0]) for run in runs]
-    wanted = [figure for figure in FIGURES if figure.key != "speedup" or len(runs) > 1]
-    rows = [_row(figure, values) for figure in wanted]
+    values = [shown_figures(run, runs[0] if len(runs) > 1 else None) for run in runs]
+    rows = [_row(figure, values) for figure in FIGURES if figure.key in values[0]]
     heads = "".join(f'<th scope="col">{escape(run.label)}</th>' for run in runs)
     return f'<table class="figures"><thead><tr><td></td>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 

@@ -329,7 +329,9 @@ def _table(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Columns:
 
 
 def _ended(event: Event) -> str:
-    return f"after {event['turns']} turns" if event.get("turns", 1) > 1 else ""
+    turns = f"after {event['turns']} turns" if event.get("turns", 1) > 1 else ""
+    failure = f"its tool gave no reply: {event['tool_failure']}" if event.get("tool_failure") else ""
+    return "; ".join(part for part in (turns, failure) if part)
 
 
 def _number(value: Any) -> float | None:

@@ -141,10 +141,10 @@ def test_a_wait_for_a_tool_holds_no_slot_and_may_outlast_the_step(log):
     ]
     log.begin(2, 20)
     log("reply", 21, id="a0", tokens=22, reply=2, turn=2, seconds=8.0)
-    log("end", 21, id="a0", group="a", tokens=22, end="stop", turns=2)
+    log("end", 21, id="a0", group="a", tokens=22, end="stop", turns=2, tool_failure="timed out")
     second = over(log, 22)
     assert spans(second) == [("a0", -1, 20, 21, "wait")]
-    assert (second.lives[0].kind, second.lives[0].why) == ("end", "after 2 turns")
+    assert (second.lives[0].kind, second.lives[0].why) == ("end", "after 2 turns; its tool gave no reply: timed out")
 
 
 def test_a_slot_that_nobody_left_is_held_to_the_end_of_the_rollout(log):
