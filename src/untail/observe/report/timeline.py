@@ -115,7 +115,7 @@ class Lives:
         assert self.picture is not None
         self.picture.rolled_out = event["t"]
         for name in list(self.open):
-            self._leave(name, event["t"], "wait" if name in self.waiting else self._decided(name) or "segment")
+            self._leave(name, event["t"], self._decided(name) or "segment")
 
     def _finish(self, event: Event) -> Picture:
         picture, self.picture = self.picture, None
@@ -173,14 +173,14 @@ class Lives:
     def _reply(self, event: Event) -> None:
         self._life(event)
         self.waiting.discard(event["id"])
-        self._leave(event["id"], event["t"], "wait")
+        self._leave(event["id"], event["t"])
 
     def _end(self, event: Event) -> None:
         life = self._life(event)
         self.waiting.discard(event["id"])
         kind = "length" if event["end"] == "length" else "end"
-        if not self._leave(event["id"], event["t"], kind):
-            self._recolour(event["id"], kind)
+        self._leave(event["id"], event["t"], kind)
+        self._recolour(event["id"], kind)  # it may have ended while it waited for its environment
         if not life.is_audited:
             life.kind, life.why = kind, _ended(event)
 
@@ -209,7 +209,8 @@ class Lives:
             self._recolour(name, kind)
         elif span.slot < 0:
             self.waiting.discard(name)
-            self._leave(name, event["t"], "wait")
+            self._leave(name, event["t"])
+            self._recolour(name, kind)
         elif audited:
             self._leave(name, event["t"], kind)
             self._take(name, event["t"], span.engine, span.slot)
@@ -263,16 +264,18 @@ class Lives:
             self._part(self.lives[name].group)
         self.open.setdefault(name, Span(name, engine, slot, t))
 
-    def _leave(self, name: str, t: float, kind: str) -> bool:
+    def _leave(self, name: str, t: float, kind: str = "wait") -> None:
+        """Its slot, or its wait: that has a colour of its own, however it ended."""
         assert self.picture is not None
         span = self.open.pop(name, None)
         if span is None:
-            return False
+            return
         span.end, span.kind, span.tokens = t, kind, self.lives[name].tokens if name in self.lives else 0
         self.picture.spans.append(span)
         if span.slot >= 0:
             self.last[name] = span
-        return True
+        else:
+            span.kind = "wait"
 
     def _recolour(self, name: str, kind: str) -> None:
         if name in self.last:

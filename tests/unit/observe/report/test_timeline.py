@@ -147,6 +147,22 @@ def test_a_wait_for_a_tool_holds_no_slot_and_may_outlast_the_step(log):
     assert (second.lives[0].kind, second.lives[0].why) == ("end", "after 2 turns; its tool gave no reply: timed out")
 
 
+def test_what_ends_or_is_cancelled_while_it_waits_colours_its_last_stay(log):
+    for name in ("a0", "a1"):
+        log.start(name, 10)
+        log("park", 12, id=name, tokens=10, turn=1)
+    log("end", 13, id="a0", group="a", tokens=10, end="stop", turns=1, tool_failure="timed out")
+    log.cancel("a1", 14, 10)
+    picture = over(log, 15)
+    assert spans(picture) == [
+        ("a0", 0, 10, 12, "end"),
+        ("a1", 0, 10, 12, "cancel"),
+        ("a0", -1, 12, 13, "wait"),
+        ("a1", -1, 12, 14, "wait"),
+    ]
+    assert [life.kind for life in picture.lives] == ["end", "cancel"]
+
+
 def test_a_slot_that_nobody_left_is_held_to_the_end_of_the_rollout(log):
     log.start("a0", 10)
     assert spans(over(log, 14)) == [("a0", 0, 10, 14, "segment")]
