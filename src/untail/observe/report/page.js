@@ -253,7 +253,7 @@
       const own = runs[r].lengths;
       const marks = {
         type: "scatter", mode: "markers+text", x: own.mark, y: own.mark_share, hoverinfo: "skip", cliponaxis: false,
-        textposition: own.mark.map((mark) => (mark > longest * 0.75 ? "top left" : "top right")), text: own.percent.map((percent, i) => `p${percent}  ${thousands(own.mark[i])}`), textfont: { size: 12 },
+        textposition: own.mark.map((mark) => (mark > longest * 0.75 ? "bottom left" : "top right")), text: own.percent.map((percent, i) => `p${percent}  ${thousands(own.mark[i])}`), textfont: { size: 12 },
         marker: { size: 7, color: colour("ink") },
       };
       const traces = runs.flatMap((run, other) => (other !== r ? [line(run.lengths, false)] : []));
