@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # One thread per test process: two that spin against each other are ten times slower than one.
 TEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+APT := $(if $(filter 0,$(shell id -u)),,sudo -n )apt-get
 
-.PHONY: demo test test-slow lint format bench tiny clean
+.PHONY: demo test test-slow chromium lint format bench tiny clean
 
 # torch first and by itself: its CPU build is then what every other package finds.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -19,7 +20,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(BIN)/untail train
 
-test: $(VENV)/installed
+# Reports are tested in a real browser, the system's own. Where there is none, those tests are skipped and say so.
+chromium:
+	@command -v chromium >/dev/null || $(APT) install -y -qq chromium >/dev/null 2>&1 \
+	|| { $(APT) update -qq && $(APT) install -y -qq chromium; } >/dev/null 2>&1 \
+	|| echo "chromium is missing and '$(APT) install chromium' failed: the browser tests of reports will be skipped" >&2
+
+test: $(VENV)/installed chromium
 	$(TEST) -m "not slow and not gpu" tests
 
 test-slow: $(VENV)/installed

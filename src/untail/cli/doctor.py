@@ -29,6 +29,7 @@ OPTIONAL = {
     "vllm": ("the vLLM backend, later", "pip install 'untail[vllm]'"),
     "ray": ("Ray clusters, later", "pip install 'untail[ray]'"),
     "trl": ("bench train --peer trl", "pip install trl"),
+    "plotly": ("untail report", "pip install 'untail[report]'"),
     "tensorboard": ("TensorBoard files", "pip install tensorboard"),
 }
 

@@ -10,7 +10,7 @@ whole in itself: what runs when it closes is deferred or cancelled, and resumed 
 |---|---|---|
 | run        | once, and at every resume            | schema, untail, threads, concurrency, engines, recipe (resolved) |
 | step       | a step begins                        | version (of the weights), carried (tokens of what was deferred) |
-| admit      | a group is planned                   | group, prompt, size, keep, budget, predicted, source, anyway |
+| admit | a group is planned | group, prompt, size, keep, budget, predicted, source, text (the prompt's begin), anyway |
 | start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
 | segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut) |
 | resume     | it gets a slot again                 | id, engine, slot, lane, tokens |
@@ -23,7 +23,7 @@ whole in itself: what runs when it closes is deferred or cancelled, and resumed 
 | fail       | its engine or its scorer failed      | id, group, tokens, error |
 | end        | it ended by itself | id, group, tokens, prompt_tokens, end, versions, entropy, predicted, turns |
 | left | its slot is free after one of the three above, or an audit's end | id, overrun |
-| score      | its reward is known                  | id, reward, failure |
+| score      | its reward is known                  | id, reward, failure, text (the response's end) |
 | partial    | its partial score failed             | id, failure |
 | audit | an audited trajectory came to its end | id, reason, tokens (whole), extra (made for the audit), reward |
 | off        | a reason switched itself off         | reason, false_kills, audited, low (of the interval) |

@@ -43,7 +43,7 @@ class RunRecord:
 def read_run(path: Path) -> RunRecord:
     """`path` is an events.jsonl. A step that is not over is left out of the rows."""
     record, step, slots, engines = RunRecord(), list[Event](), 0, 1
-    for event in _events(path):
+    for event in read_events(path):
         record.fates.hear(event)
         match event["e"]:
             case "run":
@@ -61,7 +61,11 @@ def read_run(path: Path) -> RunRecord:
 
 def run_figures(path: Path) -> dict[str, Any]:
     """`path` is the events.jsonl of a run with at least one whole step."""
-    record = read_run(path)
+    return record_figures(read_run(path))
+
+
+def record_figures(record: RunRecord) -> dict[str, Any]:
+    """Pre: at least one whole step."""
     return {
         **over_steps(record.rows),
         "false_kills": record.fates.false_kills(),
@@ -115,7 +119,7 @@ SUMS = (
 )
 
 
-def _events(path: Path) -> Iterator[Event]:
+def read_events(path: Path) -> Iterator[Event]:
     """Line by line: a long run's events are more than memory should hold. A line that a crash cut short is none."""
     with path.open("rb") as file:
         for line in file:

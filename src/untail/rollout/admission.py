@@ -6,6 +6,7 @@ where every mechanism refuses.
 
 from collections.abc import Callable, Iterator
 
+from untail.observe.excerpt import beginning
 from untail.rollout.live import GroupPlan, LiveGroup, Member
 from untail.rollout.points import View
 from untail.rollout.stage import Stage
@@ -60,6 +61,7 @@ class Admission:
             budget=plan.budget,
             predicted=plan.predicted.known_mean,
             source=plan.predicted.source,
+            text=beginning(plan.prompt.text),
             **({"anyway": True} if self._anyway else {}),
         )
         for number in range(plan.size):

@@ -8,6 +8,7 @@ audit alone under `audit`. A failure costs its own trajectory and no other.
 import asyncio
 
 from untail.envs import Answer
+from untail.observe.excerpt import ending
 from untail.rewards.scorer import PartialScore, Score
 from untail.rollout.audit import CANCELLED
 from untail.rollout.branching import Branching
@@ -184,7 +185,8 @@ class Lives:
         if trajectory.end == "length" and trajectory.reward <= 0 and plan.truncated_reward is not None:
             trajectory.reward = plan.truncated_reward
         # Recorded even if it was cancelled meanwhile: one that came to its end needs no audit to be known.
-        stage.record("score", id=member.id, reward=trajectory.reward, failure=score.failure)
+        text = ending(trajectory.text)
+        stage.record("score", id=member.id, reward=trajectory.reward, failure=score.failure, text=text)
         if member.state is State.SCORING:
             member.state = State.DONE
             self.check(member.group)

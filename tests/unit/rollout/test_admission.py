@@ -56,7 +56,7 @@ def test_a_group_and_its_members():
     assert s.stage.view.started == 6
     assert s.events[0] == {
         **{"e": "admit", "t": 5.0, "step": 3, "group": "g00000000", "prompt": one.plan.prompt.id},
-        **{"size": 3, "keep": 3, "budget": 50, "predicted": 20.0, "source": "own"},
+        **{"size": 3, "keep": 3, "budget": 50, "predicted": 20.0, "source": "own", "text": "prompt 0"},
     }
     assert s.prompts == [0, 1]
 
