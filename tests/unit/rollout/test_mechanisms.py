@@ -104,7 +104,7 @@ def test_two_that_copy_contradict_each_other():
         def copies(self, group, places, view):
             return []
 
-    with pytest.raises(ConfigError, match=r"mechanisms.fork and mechanisms.copies contradict.*each copies members"):
+    with pytest.raises(ConfigError, match=r"mechanisms.fork and mechanisms.m0 contradict.*each copies members"):
         made(Copies, fork={})
     made(fork={}, tournament={}, outliers={}, duplicates={}, mode_collapse={})
 
