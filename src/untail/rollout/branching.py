@@ -31,7 +31,7 @@ class Branching:
 
     def ask_if_due(self, group: LiveGroup) -> None:
         stage = self.stage
-        if stage.closing or not self._is_due(group):
+        if stage.closing or not stage.mechanisms.group_points or not self._is_due(group):
             return
         for member in group.open:
             member.rested_in = 0
