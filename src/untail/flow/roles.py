@@ -134,14 +134,15 @@ class LocalRoles(LocalJudge):
             self.stop_ids,
             self.model.decoder.shape.vocab,
             recipe.seed,
-            self.partial if self.has_partials else None,
-            self.turns,
+            partial=self.partial if self.has_partials else None,
+            turns=self.turns,
         )
         self.to_close.push_async_callback(self.controller.close)
         await self.start()
 
     async def partial(self, trajectory: Trajectory) -> PartialScore:
-        return await self.scorer.partial(trajectory.prompt, self.model.tokenizer.decode(trajectory.tokens))
+        text = self.model.tokenizer.decode(trajectory.tokens[trajectory.turn_begin :])
+        return await self.scorer.partial(trajectory.prompt, text)
 
     async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
         """Events and groups go to the channel, which is closed in the end; a failure goes the same way."""
