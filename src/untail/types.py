@@ -116,7 +116,7 @@ class Trajectory:
     """One response to one prompt, token by token, with what the engine said about each token when it was sampled.
 
     `stopped` is why a watcher or a group decision ended it, if one did; `masked` keeps it out of the loss and out of
-    its group's statistics.
+    its group's statistics. A copy of another trajectory has a `parent`, whose first `forked_at` tokens are its own too.
     """
 
     id: str
@@ -138,6 +138,9 @@ class Trajectory:
     stopped: str | None = None
     masked: bool = False
     reply_tokens: int = 0  # how many of the tokens an environment wrote
+    parent: str | None = None
+    forked_at: int = 0
+    survival: float = 1.0  # the probability with which it outlived random pruning so far; 0: it did not
 
     def take(self, chunk: Chunk) -> None:
         self.tokens += chunk.tokens
@@ -174,6 +177,11 @@ class Batch:
 
     step: int
     groups: list[Group]
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the update starts from: each step publishes its own number."""
+        return self.step - 1
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -24,6 +24,7 @@ class Capabilities:
     fork: Literal["cow", "prefix", "none"]  # copy-on-write of a running sequence, or a new request over a cached prefix
     hidden: bool  # sums of hidden states
     draft: bool  # drafts from outside, per sequence
+    logprobs: bool = True  # of the policy and of what was sampled from, for every token
 
 
 @dataclass(frozen=True, slots=True)
