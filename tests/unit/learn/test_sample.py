@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from tests.unit.learn.helpers import group
+from tests.unit.learn.helpers import group, rules
 
-from untail.learn.advantage import ADVANTAGES
 from untail.learn.sample import normalise, samples_of, teaches
 
 LENGTHS, REPLY_AT = [9, 4, 7], 2
@@ -12,7 +11,7 @@ LENGTHS, REPLY_AT = [9, 4, 7], 2
 
 def make(rewards=(0.0, 1.0, 1.0), reply_at=REPLY_AT):
     members = group("g", LENGTHS, list(rewards), 50, reply_at=reply_at)
-    return samples_of(members, ADVANTAGES.build({"name": "dr_grpo"}, "learn.advantage"))
+    return samples_of(members, rules(advantage="dr_grpo"))
 
 
 def test_columns_are_as_long_as_the_response_and_replies_weigh_nothing():
