@@ -126,6 +126,9 @@ def test_recipes_are_listed():
     listed = {entry["name"]: entry for entry in outcome.json["recipes"]}
     assert listed["grpo"]["sections"] == ["6.1", "8.1 GRPO"]
     assert listed["oversample"]["sections"] == ["6.2", "8.1 GRPO"]
+    assert listed["dapo"]["sections"] == ["2.3", "8.1 DAPO"]
+    assert listed["ulorl"]["sections"] == ["3.2", "3.6", "8.1 GRPO", "8.2 pois", "8.3"]
+    assert listed["april"]["sections"] == ["6.2", "8.1 GRPO", "8.2 tis"]
     assert all(entry["reproduces"] and entry["sections"] for entry in listed.values())
     assert "oversample" in untail("recipes").out
 

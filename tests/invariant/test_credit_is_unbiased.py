@@ -68,7 +68,9 @@ def outcomes() -> list[tuple[float, Group]]:
     for firsts in product(range(2), repeat=2):
         for alive in product([True, False], repeat=2):
             chance = math.prod(math.exp(log_softmax(FIRST)[first]) for first in firsts)
-            chance *= math.prod(SURVIVAL[f] if lives else 1 - SURVIVAL[f] for f, lives in zip(firsts, alive))
+            chance *= math.prod(
+                SURVIVAL[f] if lives else 1 - SURVIVAL[f] for f, lives in zip(firsts, alive, strict=True)
+            )
             lone = sum(alive) == 1
             for seconds in product(range(2), repeat=sum(alive) + lone):
                 probability, members, left = chance, [], list(seconds)

@@ -66,7 +66,9 @@ def test_value_and_gradient(name, without, clip_low, clip_high):
         assert torch.autograd.gradcheck(call, (logprob,))
 
 
-@pytest.mark.parametrize(("name", "columns"), [("pois", {"prox_R": None}), ("on_policy", {}), ("tis", {"prox_R": None})])
+@pytest.mark.parametrize(
+    ("name", "columns"), [("pois", {"prox_R": None}), ("on_policy", {}), ("tis", {"prox_R": None})]
+)
 def test_against_itself_the_gradient_is_that_of_the_log_prob(name, columns):
     """ratio = 1 and d ratio = d log pi, so each row's slope is -weight * advantage, times what `tis` scales by."""
     columns, logprob = make_columns(**columns, reference_R=None), logprobs()

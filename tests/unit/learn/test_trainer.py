@@ -15,6 +15,7 @@ from tests.unit.learn.helpers import (
     uneven_batch,
 )
 
+from untail.config import LearnConfig
 from untail.errors import ConfigError
 from untail.learn.policy import Policy
 from untail.learn.trainer import Trainer
@@ -112,6 +113,94 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(decoder):
     assert same(before, weights(decoder))
     assert trainer.update(uneven_batch(VOCAB))["optimizer_steps"] == 1
     assert all(parameter.isfinite().all() for parameter in decoder.parameters())
+
+
+def near(decoder, batch, apart: float = 0.0):
+    """As if the policy had sampled the batch, but for `apart` nats a token."""
+    for trajectory in batch.trajectories:
+        logprobs = plain_logprobs(decoder, trajectory, 1.0).detach()
+        trajectory.policy_logprob = logprobs.tolist()
+        trajectory.behaviour_logprob = (logprobs - apart).tolist()
+    return batch
+
+
+@pytest.mark.parametrize("importance", ["on_policy", "pois", "segment", "pois_segment", "tis"])
+@pytest.mark.parametrize(("apart", "dropped"), [(0.0, 0), (1.05, 0), (1.15, 1), (math.inf, 1)])
+def test_a_minibatch_that_the_policy_drifted_from_is_dropped_and_counted(decoder, importance, apart, dropped):
+    """exp(1.05) < 3 < exp(1.15)"""
+    before, trainer = weights(decoder), Trainer(decoder, LearnConfig(importance=importance))
+    figures = trainer.update(near(decoder, uneven_batch(VOCAB), apart))
+    assert figures["dropped_minibatches"] == dropped
+    assert figures["optimizer_steps"] == 1 - dropped
+    assert figures["skipped_updates"] == 0
+    assert same(before, weights(decoder)) is bool(dropped)
+    assert all(parameter.grad is None for parameter in decoder.parameters())
+    assert all(math.isfinite(value) for value in figures.values()), "figures go into JSON"
+
+
+def test_a_dropped_minibatch_leaves_the_others_alone(decoder):
+    batch = near(decoder, Batch(1, [group(name, [9, 7], [1.0, 0.0], VOCAB) for name in "ab"]))
+    for trajectory in batch.groups[0].trajectories:
+        trajectory.behaviour_logprob = [logprob - 2 for logprob in trajectory.behaviour_logprob]
+    figures = Trainer(decoder, LearnConfig(updates=2)).update(batch)
+    assert (figures["optimizer_steps"], figures["dropped_minibatches"]) == (1, 1)
+    assert figures["drift_mean"] == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("importance", ["on_policy", "pois"])
+def test_a_backend_without_log_probs_can_be_learned_from(decoder, importance):
+    batch = uneven_batch(VOCAB)
+    for trajectory in batch.trajectories:
+        trajectory.policy_logprob, trajectory.behaviour_logprob = [], []
+    figures = Trainer(decoder, LearnConfig(importance=importance, updates=2)).update(batch)
+    assert figures["optimizer_steps"] == 2
+    assert not {"mismatch_mean", "mismatch_max", "drift_mean", "drift_max"} & figures.keys()
+    assert all(parameter.isfinite().all() for parameter in decoder.parameters())
+
+
+@pytest.mark.parametrize("importance", ["segment", "tis"])
+def test_tokens_that_could_not_have_been_sampled_do_not_reach_the_weights(decoder, importance):
+    batch = near(decoder, uneven_batch(VOCAB))
+    for trajectory in batch.trajectories:
+        trajectory.behaviour_logprob[0] = -math.inf
+    figures = Trainer(decoder, learn_config(importance=importance)).update(batch)
+    assert figures["optimizer_steps"] == 1
+    assert all(parameter.isfinite().all() for parameter in decoder.parameters())
+
+
+def test_all_trajectories_masked_is_no_update(decoder):
+    batch, before = uneven_batch(VOCAB), weights(decoder)
+    for trajectory in batch.trajectories:
+        trajectory.masked = True
+    figures = Trainer(decoder, learn_config()).update(batch)
+    assert (figures["optimizer_steps"], figures["loss_tokens"]) == (0, 0)
+    assert same(before, weights(decoder))
+
+
+def test_all_tokens_masked_is_no_update(decoder):
+    batch, before = uneven_batch(VOCAB), weights(decoder)
+    written = sum(sum(trajectory.from_model) for trajectory in batch.trajectories)
+    figures = Trainer(decoder, learn_config(masks={"low_entropy": {"entropy": 2.0}})).update(batch)
+    assert (figures["optimizer_steps"], figures["loss_tokens"], figures["masked_tokens"]) == (0, 0, written)
+    assert same(before, weights(decoder))
+
+
+@pytest.mark.parametrize("credit", ["once", "progressive", "none", "weights"])
+def test_a_copy_whose_parent_was_dropped_is_learned_from(decoder, credit):
+    batch = near(decoder, Batch(1, [group("g", [9, 7, 8], [1.0, 0.0, 1.0], VOCAB)]))
+    batch.trajectories[1].parent, batch.trajectories[1].forked_at = "gone", 4
+    figures = Trainer(decoder, LearnConfig(credit=credit)).update(batch)
+    assert figures["optimizer_steps"] == 1
+    assert all(parameter.isfinite().all() for parameter in decoder.parameters())
+
+
+def test_the_clip_is_that_of_the_advantage_unless_the_recipe_sets_it(decoder):
+    clip = lambda **fields: (lambda loss: (loss.clip_low, loss.clip_high))(
+        Trainer(decoder, LearnConfig(**fields))._loss
+    )
+    assert clip() == (0.2, 0.2)
+    assert clip(advantage="dapo") == (0.2, 0.28)
+    assert clip(advantage="dapo", clip_low=0.1) == (0.1, 0.28)
 
 
 def test_several_updates_take_their_old_logprobs_before_the_first(decoder, passes):
