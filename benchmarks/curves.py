@@ -1,0 +1,44 @@
+"""Step by step, what some runs' policies were like: `python benchmarks/curves.py OUT.json RUN...`.
+
+Writes, for each run folder, the columns of its metrics that a plot needs, and the mean of the last ten steps of each.
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+
+LAST = 10
+
+
+def curves_of(folder: Path) -> dict:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    columns = {
+        "entropy": [row["entropy"] for row in rows],
+        "loss_entropy": [row["learn"].get("entropy") for row in rows],
+        "pass1": [row["pass1"] for row in rows],
+        "masked_share": [masked_share(row["learn"]) for row in rows],
+    }
+    means = {name: fmean(known) for name, values in columns.items() if (known := present(values[-LAST:]))}
+    return {"run": folder.name, "steps": [row["step"] for row in rows], **columns, f"mean_of_last_{LAST}": means}
+
+
+def masked_share(learn: dict) -> float | None:
+    """Tokens that a mask took out, of those that the model wrote and that could have been learned from."""
+    every = learn["masked_tokens"] + learn["loss_tokens"]
+    return learn["masked_tokens"] / every if every else None
+
+
+def present(values: list) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def main(out: Path, folders: list[Path]) -> None:
+    curves = [curves_of(folder) for folder in folders]
+    out.write_text(json.dumps({"curves": curves}) + "\n")
+    for curve in curves:
+        print(curve["run"], {name: round(value, 4) for name, value in curve[f"mean_of_last_{LAST}"].items()})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
