@@ -31,7 +31,7 @@ def recipes(context: typer.Context, json: Json = False) -> None:
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.")], json: Json = False) -> None:
     """Print a recipe, fully resolved, as TOML."""
-    from untail.cli.resolve import resolved
+    from untail.resolve import resolved
 
     recipe = resolved(load_recipe(name, {}, []))
     entry = _entry(name, recipe)

@@ -10,6 +10,7 @@ from untail.engine.models.load import load_model
 from untail.errors import UserError
 from untail.flow.roles import LocalRoles
 from untail.observe.trackers import make_trackers
+from untail.resolve import resolved
 from untail.run import Run
 from untail.tasks.prepare import prepare
 from untail.train import Training
@@ -21,6 +22,7 @@ class LocalContender:
     def __init__(self, recipe: Recipe, folder: Path, show: Show, note: Callable[[str], None]):
         """Everything is loaded here: what is wrong with it must not leave a folder behind."""
         _refuse_single_run_trackers(recipe)
+        recipe = resolved(recipe)  # as it will be read again on resume
         model = load_model(recipe.model, recipe.engine.device, recipe.engine.dtype)
         data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
         for text in data.notes:

@@ -78,15 +78,16 @@ def resolved(config: LearnConfig) -> LearnConfig:
 def refuse_unfit(rules: Rules, backend: str, *, entropy: bool, logprobs: bool, lossy: Collection[str]) -> None:
     """`entropy` and `logprobs`: whether the backend tells them of every token. `lossy`: the mechanisms of the recipe
     whose tokens are not sampled from the policy itself."""
-    for field in [] if logprobs else rules.needing_logprobs:
+    if rules.needing_logprobs and not logprobs:
         raise ConfigError(
-            f"{field} needs the log-prob of every token, which the backend {backend!r} does not give; use another "
-            f"backend or leave it out (learn.importance = 'pois' and learn.credit = 'once' need none)"
+            f"{rules.needing_logprobs[0]} needs the log-prob of every token, which the backend {backend!r} does not give; "
+            "use another backend or leave it out (learn.importance = 'pois' and learn.credit = 'once' need none)"
         )
-    for name in [] if entropy else [name for name, mask in rules.masks.items() if mask.needs_entropy]:
+    needing_entropy = [name for name, mask in rules.masks.items() if mask.needs_entropy]
+    if needing_entropy and not entropy:
         raise ConfigError(
-            f"learn.masks.{name} needs the entropy of every token, which the backend {backend!r} does not give; "
-            f"use another backend, or leave it out with --set learn.masks.{name}=false"
+            f"learn.masks.{needing_entropy[0]} needs the entropy of every token, which the backend {backend!r} does not "
+            f"give; use another backend, or leave it out with --set learn.masks.{needing_entropy[0]}=false"
         )
     if lossy and not (rules.importance.knows_sampling or rules.credit.corrects_sampling):
         raise ConfigError(

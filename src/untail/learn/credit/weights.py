@@ -8,7 +8,8 @@ later. The last factor, over all its model tokens, makes up for a temperature of
 By induction over the boundaries, sum_i w_i (r_i - b) grad log pi(y_i) over the trajectories of a group has the
 expectation of the group without pruning or copies, provided that s depends on nothing after the boundary and that b is
 a constant (advantage `reinforce`, loss "constant", whose mean counts originals alone). For advantages that are
-normalised over the group it is not claimed. What was lost for another reason (a failed engine) takes its weight along.
+normalised over the group it is not claimed. What was lost for another reason (a failed engine) takes its weight along;
+an original that was pruned must not be masked, or the mean would not count it.
 """
 
 from collections import Counter
