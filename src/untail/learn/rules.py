@@ -80,14 +80,14 @@ def refuse_unfit(rules: Rules, backend: str, *, entropy: bool, logprobs: bool, l
     whose tokens are not sampled from the policy itself."""
     if rules.needing_logprobs and not logprobs:
         raise ConfigError(
-            f"{rules.needing_logprobs[0]} needs the log-prob of every token, which the backend {backend!r} does not give; "
-            "use another backend or leave it out (learn.importance = 'pois' and learn.credit = 'once' need none)"
+            f"{rules.needing_logprobs[0]} needs the log-prob of every token, which the backend {backend!r} does not "
+            "give; use another backend or leave it out (learn.importance = 'pois' and learn.credit = 'once' need none)"
         )
     needing_entropy = [name for name, mask in rules.masks.items() if mask.needs_entropy]
     if needing_entropy and not entropy:
         raise ConfigError(
-            f"learn.masks.{needing_entropy[0]} needs the entropy of every token, which the backend {backend!r} does not "
-            f"give; use another backend, or leave it out with --set learn.masks.{needing_entropy[0]}=false"
+            f"learn.masks.{needing_entropy[0]} needs the entropy of every token, which the backend {backend!r} does "
+            f"not give; use another backend, or leave it out with --set learn.masks.{needing_entropy[0]}=false"
         )
     if lossy and not (rules.importance.knows_sampling or rules.credit.corrects_sampling):
         raise ConfigError(
