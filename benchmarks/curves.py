@@ -17,16 +17,10 @@ def curves_of(folder: Path) -> dict:
         "entropy": [row["entropy"] for row in rows],
         "loss_entropy": [row["learn"].get("entropy") for row in rows],
         "pass1": [row["pass1"] for row in rows],
-        "masked_share": [masked_share(row["learn"]) for row in rows],
+        "masked_tokens": [row["learn"]["masked_tokens"] for row in rows],
     }
     means = {name: fmean(known) for name, values in columns.items() if (known := present(values[-LAST:]))}
     return {"run": folder.name, "steps": [row["step"] for row in rows], **columns, f"mean_of_last_{LAST}": means}
-
-
-def masked_share(learn: dict) -> float | None:
-    """Tokens that a mask took out, of those that the model wrote and that could have been learned from."""
-    every = learn["masked_tokens"] + learn["loss_tokens"]
-    return learn["masked_tokens"] / every if every else None
 
 
 def present(values: list) -> list[float]:

@@ -81,6 +81,31 @@ def test_the_update_equals_a_loop_over_tokens(name, scope, monkeypatch):
     assert_close(ours, plain_gradient(decoder, batch, name, scope == "last_segment"), 1e-8)
 
 
+@pytest.mark.parametrize("name", ["segment", "pois_segment"])
+def test_the_gradient_is_the_slope_of_the_loss(name, monkeypatch):
+    """By finite differences in a random direction; of the rules whose `old` does not move with the policy."""
+    decoder = random_decoder("llama", dtype=torch.float64)
+    batch = stale_batch(decoder)
+    trainer = Trainer(decoder, learn_config(importance=name, masks={"last_segment": {}}), TEMPERATURE)
+    slopes, random = gradient_of_update(trainer, batch, monkeypatch), torch.Generator().manual_seed(2)
+    way = {n: torch.randn(p.shape, generator=random, dtype=p.dtype) for n, p in decoder.named_parameters()}
+    monkeypatch.setattr(trainer._optimizer, "step", lambda: (gradient(decoder) and torch.zeros(()), True))
+
+    def loss_at(distance: float) -> float:
+        with torch.no_grad():
+            for parameter_name, parameter in decoder.named_parameters():
+                parameter += distance * way[parameter_name]
+        value = trainer.update(batch)["loss"]
+        with torch.no_grad():
+            for parameter_name, parameter in decoder.named_parameters():
+                parameter -= distance * way[parameter_name]
+        return value
+
+    step = 1e-6
+    numeric = (loss_at(step) - loss_at(-step)) / (2 * step)
+    assert numeric == pytest.approx(sum((slopes[n] * way[n]).sum().item() for n in way), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_pseudo_on_policy_has_ratio_one_at_the_first_update_and_the_others_tell_old_tokens(name):
     decoder = random_decoder("llama")
