@@ -1,6 +1,8 @@
 """Step by step, what some runs' policies were like: `python benchmarks/curves.py OUT.json RUN...`.
 
 Writes, for each run folder, the columns of its metrics that a plot needs, and the mean of the last ten steps of each.
+The entropy is that of all responses that ended in a step, not that of the loss: a mask takes sure tokens out of the
+loss, so that what is left there has more of it whatever the policy is like.
 """
 
 import json
@@ -15,7 +17,6 @@ def curves_of(folder: Path) -> dict:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     columns = {
         "entropy": [row["entropy"] for row in rows],
-        "loss_entropy": [row["learn"].get("entropy") for row in rows],
         "pass1": [row["pass1"] for row in rows],
         "masked_tokens": [row["learn"]["masked_tokens"] for row in rows],
     }
