@@ -26,6 +26,12 @@ rm -rf runs/ablate
 $untail compare es-grpo --ablate out --steps 16 --out runs/ablate --json | tail -1 > $data/ablate-es-grpo.json
 .venv/bin/python benchmarks/predictor.py $data/predictor.json
 
+# Mastered tokens in the loss and out of it: what becomes of the policy's entropy, and of its score.
+rm -rf runs/mastered
+$untail compare ulorl --vary 'learn.masks.mastered=false,{}' --steps 40 --seeds 3 --out runs/mastered --json \
+  | tail -1 > $data/mastered.json
+.venv/bin/python benchmarks/curves.py $data/mastered.curves.json runs/mastered/*/
+
 # In virtual time: 8 engines, 64 x 8 trajectories a step.
 for law in lognormal stress short; do
   $untail simulate --law $law --recipes grpo,ulorl,rollpacker,april,es-grpo,untail --json | tail -1 > $data/sim-$law.json

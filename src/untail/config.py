@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from untail.errors import ConfigError, nearest
 
@@ -19,6 +19,8 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+NamedTable = Annotated[dict[str, Any], BeforeValidator(lambda value: {"name": value} if type(value) is str else value)]
+"""A plug-in's raw table; its name alone stands for a table with nothing else in it."""
 LossKind = Literal["token", "sequence", "constant"]
 """Mean over all tokens; mean over sequences of their token means; mean over sequences of token sum / `loss_length`."""
 
@@ -44,18 +46,22 @@ class EngineConfig(Strict):
 
 
 class LearnConfig(Strict):
-    """The update. `advantage` is a raw table: the registry of advantages checks it."""
+    """The update. `advantage`, `importance`, `credit` and `masks` are raw tables: their registries check them."""
 
     lr: PositiveFloat = 3e-4
     warmup_steps: Annotated[int, Field(ge=0)] = 3
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: NotNegative = 0.0
     max_grad_norm: PositiveFloat = 1.0
-    advantage: dict[str, Any] = {"name": "grpo"}
+    advantage: NamedTable = {"name": "grpo"}
+    importance: NamedTable | None = None  # what tokens of older weights are corrected by; unset: "pois"
+    credit: NamedTable = {"name": "once"}  # what tokens that copies share weigh
+    masks: dict[str, dict[str, Any] | Literal[False]] = {}  # by name; false leaves one out
     loss: LossKind | None = None  # unset: the loss that the advantage was published with
     loss_length: PositiveInt = 256  # what the loss "constant" divides a sequence's sum by
-    clip_low: PositiveFloat = 0.2
-    clip_high: PositiveFloat = 0.2
+    clip_low: PositiveFloat | None = None  # unset: the clip that the advantage was published with
+    clip_high: PositiveFloat | None = None
+    max_drift: Annotated[float, Field(gt=1)] = 3.0  # a minibatch whose tokens drifted further is dropped
     kl: NotNegative = 0.0  # weight of the KL to the start weights; 0 keeps no reference model
     updates: PositiveInt = 1  # optimizer steps per batch: the batch is cut into this many minibatches of whole groups
     micro_batch_tokens: PositiveInt = 4096  # tokens of one forward and backward pass

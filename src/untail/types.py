@@ -145,6 +145,7 @@ class Trajectory:
     reply_tokens: int = 0  # how many of the tokens an environment wrote
     parent: str | None = None
     forked_at: int = 0
+    survival: float = 1.0  # the probability with which it outlived random pruning so far; 0: it did not
     temperature: float | None = None  # it is sampled at, if not the recipe's
     turns: int = 1  # of the model, the present one included
     turn_begin: int = 0  # where its present turn begins, in response tokens
@@ -224,6 +225,11 @@ class Batch:
 
     step: int
     groups: list[Group]
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the update starts from: each step publishes its own number."""
+        return self.step - 1
 
     @property
     def trajectories(self) -> list[Trajectory]:

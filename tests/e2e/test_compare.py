@@ -128,12 +128,25 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
     assert (outcome.code, "is not an empty folder; choose another" in outcome.err) == (2, True)
 
 
+def test_a_run_of_a_comparison_can_be_continued(tmp_path):
+    """Its recipe is written out like that of any other run."""
+    outcome = untail("compare", "ulorl", *SMALL, "--steps=1", "--out", tmp_path / "all")
+    assert outcome.code == 0, outcome.err
+    (run,) = (tmp_path / "all").iterdir()
+    resumed = untail("train", "--resume", "--steps=2", "--out", run)
+    assert resumed.code == 0, resumed.err
+    assert [row["step"] for row in rows(run)] == [1, 2]
+
+
 def test_recipes_are_listed():
     outcome = untail("recipes", "--json")
     assert outcome.code == 0, outcome.err
     listed = {entry["name"]: entry for entry in outcome.json["recipes"]}
     assert listed["grpo"]["sections"] == ["6.1", "8.1 GRPO"]
     assert listed["oversample"]["sections"] == ["6.2", "8.1 GRPO"]
+    assert listed["dapo"]["sections"] == ["2.3", "8.1 DAPO"]
+    assert listed["ulorl"]["sections"] == ["3.2", "3.6", "8.1 GRPO", "8.2 pois", "8.3"]
+    assert listed["april"]["sections"] == ["6.2", "8.1 GRPO", "8.2 tis"]
     assert all(entry["reproduces"] and entry["sections"] for entry in listed.values())
     assert "oversample" in untail("recipes").out
 

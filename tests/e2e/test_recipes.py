@@ -12,6 +12,8 @@ from tests.e2e.conftest import SMALL, rows, start, untail
 from tests.e2e.test_train import timeless, wait_for
 from untail.config import recipe_names
 from untail.history.store import History
+from untail.rollout.mechanisms import MECHANISMS
+from untail.rollout.points import Mechanism
 
 # Few and short steps that still have everything in them: segments, watchers that fire, ghosts of the audit; and an
 # engine that cannot take up all at once what was carried over, so that the order in which it does so matters.
@@ -219,6 +221,13 @@ REFUSED = {
         ["compare", "grpo", "es-grpo", "--model=nowhere", "--set=mechanisms.fixed={}"],
         "mechanisms.unfinished and mechanisms.fixed contradict each other",
     ),
+    "unknown importance": (["train", "--set=learn.importance=tiss"], "unknown importance 'tiss'; did you mean 'tis'?"),
+    "unknown mask": (["train", "--set=learn.masks.masterd={}"], "unknown mask 'masterd'; did you mean 'mastered'?"),
+    "a bad field of a mask": (
+        ["train", "ulorl", "--set=learn.masks.mastered.p=2"],
+        "learn.masks.mastered.p = 2 is not valid",
+    ),
+    "a drift that drops everything": (["train", "--set=learn.max_drift=1"], "learn.max_drift = 1 is not valid"),
     "unknown mechanism in a simulation": (["simulate", "--set=mechanisms.lop={}"], "unknown mechanism 'lop'"),
 }
 
@@ -244,6 +253,19 @@ def test_a_recipe_named_twice_has_two_rows_with_names_of_their_own():
     first, second = outcome.json["rows"]
     assert (first.pop("recipe"), second.pop("recipe")) == ("grpo", "grpo (2)")
     assert first == second
+
+
+class SamplesFromSomethingElse(Mechanism):
+    is_lossy = True
+
+
+def test_tokens_that_the_importance_rule_cannot_correct_for_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(MECHANISMS._classes, "skipping", SamplesFromSomethingElse)
+    asks = ["train", *SMALL, "--steps=1", "--set=mechanisms.skipping={}"]
+    assert_refused(untail(*asks), "mechanisms.skipping samples tokens from something else than the policy")
+    assert not (tmp_path / "runs").exists(), "it left a run behind"
+    assert untail(*asks, "--set=learn.importance=tis").code == 0
 
 
 def assert_refused(outcome, sentence: str) -> None:

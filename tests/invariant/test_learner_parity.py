@@ -18,7 +18,7 @@ TEMPERATURE = 0.9
 
 def trainer_logprobs(trainer: Trainer, batch: Batch) -> dict[str, torch.Tensor]:
     """Of each trajectory's model tokens, by its id, from one packed pass over the batch."""
-    samples = [sample for members in batch.groups for sample in samples_of(members, trainer.advantage)]
+    samples = [sample for members in batch.groups for sample in samples_of(members, trainer.rules)]
     for number, sample in enumerate(samples):
         sample.advantage_N[:] = number  # packing changes the order: the column tells whose each row is
     (micro,) = pack(samples, 10_000, torch.device("cpu"), torch.float32)
@@ -54,7 +54,7 @@ def test_engine_and_trainer_agree_on_what_was_sampled(family, updates):
     engine = Engine(decoder, EngineConfig(kv_blocks=128))
     trainer = Trainer(decoder, LearnConfig(updates=updates), TEMPERATURE)
     for version in (1, 2):
-        figures = trainer.update(sample_batch(engine))
+        figures = trainer.update(sample_batch(engine, version))
         engine.load_weights(None, version)
         assert figures["mismatch_max"] < 1e-4
         assert figures["optimizer_steps"] == updates
@@ -62,7 +62,7 @@ def test_engine_and_trainer_agree_on_what_was_sampled(family, updates):
             assert figures["ratio_max_deviation"] < 1e-4
 
 
-def sample_batch(engine: Engine) -> Batch:
+def sample_batch(engine: Engine, step: int) -> Batch:
     sampling = SamplingParams(temperature=1.1, policy_temperature=TEMPERATURE)
     prompts = {"short": (3, 14, 15), "long": tuple(range(40, 75))}
     for number in range(4):
@@ -77,4 +77,4 @@ def sample_batch(engine: Engine) -> Batch:
             member.take(results[member.id])
             engine.release(member.id)
         groups.append(Group(name, prompt, members))
-    return Batch(0, groups)
+    return Batch(step, groups)

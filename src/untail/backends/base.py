@@ -25,6 +25,7 @@ class Capabilities:
     hidden: bool  # sums of hidden states
     draft: bool  # drafts from outside, per sequence
     append: bool = True  # an environment's reply to a sequence that stays resident
+    logprobs: bool = True  # of the policy and of what was sampled from, for every token
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from untail.cli.output import print_json, say
 from untail.compare.rows import Row, make_rows
 from untail.compare.variants import Variant, ablated, loader, named, varied
 from untail.errors import UserError
-from untail.rollout.mechanisms import resolved
+from untail.resolve import resolved
 
 WIDE = 200  # columns: the table is about 80, and a long name must not squeeze the figures
 UNEQUAL = 0.1  # relative difference in trained trajectories from which on a speedup needs a word

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from untail.cli.output import print_json
-from untail.config import Recipe, dump_toml, load_recipe, recipe_names
+from untail.config import LearnConfig, Recipe, dump_toml, load_recipe, recipe_names
 
 app = typer.Typer(help="List recipes; print one resolved.", invoke_without_command=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -31,7 +31,7 @@ def recipes(context: typer.Context, json: Json = False) -> None:
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.")], json: Json = False) -> None:
     """Print a recipe, fully resolved, as TOML."""
-    from untail.rollout.mechanisms import resolved
+    from untail.resolve import resolved
 
     recipe = resolved(load_recipe(name, {}, []))
     entry = _entry(name, recipe)
@@ -44,8 +44,24 @@ def show(name: Annotated[str, typer.Argument(help="A recipe's name or a TOML fil
 def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
     used = [mechanism for mechanism, table in recipe.mechanisms.items() if table is not False]
     sections = dict.fromkeys(map(_section, used)) or ["6.1"]  # with nothing else, a step waits for all
-    advantage = str(recipe.learn.advantage["name"]).upper().replace("_", " ")
-    return {"name": name, "reproduces": recipe.reproduces, "sections": [*sections, f"8.1 {advantage}"]}
+    return {
+        "name": name,
+        "reproduces": recipe.reproduces,
+        "sections": [*sections, *_sections_of_learning(recipe.learn)],
+    }
+
+
+def _sections_of_learning(learn: LearnConfig) -> list[str]:
+    """What a recipe says about learning; where it leaves a rule to the default, that is not listed."""
+    from untail.learn.mask import MASKS
+
+    credit, masks = learn.credit["name"], [name for name, table in learn.masks.items() if table is not False]
+    return [
+        f"8.1 {str(learn.advantage['name']).upper().replace('_', ' ')}",
+        *([f"8.2 {learn.importance['name']}"] if learn.importance else []),
+        *dict.fromkeys(MASKS.get(name).section for name in masks),
+        *([f"5 credit {credit}"] if credit != "once" else []),
+    ]
 
 
 def _section(mechanism: str) -> str:

@@ -13,7 +13,7 @@ from untail.cli.output import print_json, say
 from untail.compare.variants import distinct
 from untail.config import Recipe, load_recipe
 from untail.errors import UserError
-from untail.rollout.mechanisms import resolved
+from untail.resolve import resolved
 
 # Watchers look seldom: virtual time is for schedules, and simulated text has no loops.
 SIMULATED = {"group": 8, "max_tokens": 32768, "watch_every": 1024}

@@ -48,7 +48,7 @@ def train(
     folder = out or Path("runs") / f"{Path(recipe).stem if recipe else 'quickstart'}-{time.strftime('%Y%m%d-%H%M%S')}"
 
     def make_recipe(ground: dict[str, Any] | None = None) -> Recipe:
-        from untail.rollout.mechanisms import resolved
+        from untail.resolve import resolved
 
         return resolved(load_recipe(recipe, changes, set_ or [], ground))
 

@@ -10,7 +10,7 @@ from untail.engine.models.load import load_model
 from untail.errors import UserError
 from untail.flow.roles import LocalRoles
 from untail.observe.trackers import make_trackers
-from untail.rollout.mechanisms import resolved
+from untail.resolve import resolved
 from untail.run import Run
 from untail.tasks.prepare import prepare
 from untail.train import Training

@@ -23,6 +23,7 @@ from untail.flow.channel import Channel
 from untail.history import earlier
 from untail.history.store import History
 from untail.learn import checkpoint
+from untail.learn.rules import refuse_unfit
 from untail.learn.trainer import Trainer
 from untail.rewards.scorer import PartialScore, Score, Scorer
 from untail.rollout import memory
@@ -106,7 +107,15 @@ class LocalRoles(LocalJudge):
         self.prompts = prompts
         self.mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
         self.mechanisms.check(self.backend.capabilities, "native")
-        self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature)
+        self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens)
+        gives = self.backend.capabilities
+        refuse_unfit(
+            self.trainer.rules,
+            "native",
+            entropy=gives.entropy != "none",
+            logprobs=gives.logprobs,
+            lossy=self.mechanisms.lossy,
+        )
 
     def refuse_bad_history(self) -> None:
         """Before a new run has a folder."""

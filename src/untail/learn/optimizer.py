@@ -51,8 +51,12 @@ class Optimizer:
             self._adam.step()
             self._copy_masters_out()
             self.steps += 1
-        self._adam.zero_grad(set_to_none=True)
+        self.discard()
         return norm, finite
+
+    def discard(self) -> None:
+        """Forget the gradient that was gathered."""
+        self._adam.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by flat name: weights (the masters' where there are) and both moments."""

@@ -7,36 +7,37 @@ unless it is one sequence that is longer. Sequences end with the last position t
 Shape suffixes: T packed tokens, U tokens of the whole sequences (shared ones repeated), R rows in the loss.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from untail.learn import column
 from untail.learn.sample import Sample
 
 
 @dataclass(slots=True)
 class LossColumns:
-    """One entry per token in the loss. The trainer fills in the log-probs `old` and `reference` where it needs them."""
+    """One entry per token in the loss. `engine_logprob` is the policy's, of the version that sampled the token, and
+    `behaviour` that of what it was sampled from; `is_current` where that version is the present one. The trainer fills
+    in the log-probs `prox` (the policy just before the update) and `reference` where it needs them."""
 
     target_R: Tensor
     engine_logprob_R: Tensor
+    behaviour_R: Tensor
+    is_current_R: Tensor
     advantage_R: Tensor
     weight_R: Tensor
-    old_R: Tensor | None = None
+    prox_R: Tensor | None = None
     reference_R: Tensor | None = None
 
     def rows(self, rows: slice) -> "LossColumns":
-        return LossColumns(
-            self.target_R[rows],
-            self.engine_logprob_R[rows],
-            self.advantage_R[rows],
-            self.weight_R[rows],
-            None if self.old_R is None else self.old_R[rows],
-            None if self.reference_R is None else self.reference_R[rows],
-        )
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        parts: dict[str, Any] = {name: None if value is None else value[rows] for name, value in values}
+        return LossColumns(**parts)
 
 
 @dataclass(slots=True)
@@ -66,10 +67,13 @@ class _Sequence:
         return len(self.prompt) + len(self.response)
 
 
-def pack(samples: Iterable[Sample], token_budget: int, device: torch.device, dtype: torch.dtype) -> list[MicroBatch]:
-    """Micro-batches of all samples that have a token in the loss; log-probs, advantages and weights are `dtype`."""
+def pack(
+    samples: Iterable[Sample], token_budget: int, device: torch.device, dtype: torch.dtype, version: int = 0
+) -> list[MicroBatch]:
+    """Micro-batches of all samples that have a token in the loss; log-probs, advantages and weights are `dtype`.
+    `version` is the present one of the weights."""
     sequences = [sequence for sample in samples if (sequence := _sequence(sample)) is not None]
-    return [_micro_batch(part, device, dtype) for part in _cut(sequences, token_budget)]
+    return [_micro_batch(part, device, dtype, version) for part in _cut(sequences, token_budget)]
 
 
 def _sequence(sample: Sample) -> _Sequence | None:
@@ -94,7 +98,7 @@ def _cut(sequences: list[_Sequence], token_budget: int) -> list[list[_Sequence]]
     return parts
 
 
-def _micro_batch(sequences: list[_Sequence], device: torch.device, dtype: torch.dtype) -> MicroBatch:
+def _micro_batch(sequences: list[_Sequence], device: torch.device, dtype: torch.dtype, version: int) -> MicroBatch:
     # Neighbours of equal length share one call of the attention kernel.
     sequences = sorted(sequences, key=lambda sequence: sequence.length)
     ids, positions, unrolled = _lay_out(sequences)
@@ -105,8 +109,8 @@ def _micro_batch(sequences: list[_Sequence], device: torch.device, dtype: torch.
     def whole(parts: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(device)
 
-    def in_loss(column: str) -> Tensor:
-        return whole([np.asarray(getattr(s.sample.trajectory, column))[s.in_loss] for s in sequences])
+    def in_loss(column_of: Callable[[Sample], np.ndarray]) -> Tensor:
+        return whole([column_of(s.sample)[s.in_loss] for s in sequences])
 
     return MicroBatch(
         lengths=[sequence.length for sequence in sequences],
@@ -116,10 +120,12 @@ def _micro_batch(sequences: list[_Sequence], device: torch.device, dtype: torch.
         home_T=whole([home]),
         predictor_R=whole(predictors),
         columns=LossColumns(
-            target_R=in_loss("tokens"),
-            engine_logprob_R=in_loss("policy_logprob").to(dtype),
-            advantage_R=whole([s.sample.advantage_N[s.in_loss] for s in sequences]).to(dtype),
-            weight_R=whole([s.sample.weight_N[s.in_loss] for s in sequences]).to(dtype),
+            target_R=in_loss(lambda sample: np.array(sample.trajectory.tokens)),
+            engine_logprob_R=in_loss(lambda sample: column.policy_logprob(sample.trajectory)).to(dtype),
+            behaviour_R=in_loss(lambda sample: sample.behaviour_N).to(dtype),
+            is_current_R=in_loss(lambda sample: column.is_of_version(sample.trajectory, version)),
+            advantage_R=in_loss(lambda sample: sample.advantage_N).to(dtype),
+            weight_R=in_loss(lambda sample: sample.weight_N).to(dtype),
         ),
     )
 

@@ -2,7 +2,8 @@
 
 Invariant: `samples_of` is the one place where a token's advantage and weight are composed. A token the model did not
 write (an environment's reply) has weight 0: it is context. Zero weight means that its logits are never computed. A
-masked trajectory makes no sample and has no part in its group's statistics.
+masked trajectory makes no sample and has no part in its group's statistics; one that was stopped and is not masked has
+its part in both.
 """
 
 from dataclasses import dataclass
@@ -10,26 +11,49 @@ from dataclasses import dataclass
 import numpy as np
 
 from untail.config import LossKind
-from untail.learn.advantage.base import Advantage
+from untail.errors import UserError
+from untail.learn import column
+from untail.learn.rules import Rules
 from untail.types import Group, Trajectory
 
 
 @dataclass(slots=True)
 class Sample:
-    """One trajectory with its columns for the loss; N response tokens, float64."""
+    """One trajectory with its columns for the loss; N response tokens, float64.
+
+    `counts` is what it counts for in a mean over samples. With `is_corrected` its weight makes up for how it was
+    sampled, so that nobody else must.
+    """
 
     trajectory: Trajectory
     advantage_N: np.ndarray
     weight_N: np.ndarray
+    counts: float = 1.0
+    is_corrected: bool = False
+
+    @property
+    def behaviour_N(self) -> np.ndarray:
+        """log mu, as far as it has still to be corrected for."""
+        logprob = column.policy_logprob if self.is_corrected else column.behaviour_logprob
+        return logprob(self.trajectory)
 
 
-def samples_of(group: Group, advantage: Advantage) -> list[Sample]:
-    """advantage_t = A_i for every token t of trajectory i; weight_t = 1 where the model wrote the token, else 0."""
+def samples_of(group: Group, rules: Rules) -> list[Sample]:
+    """advantage_t = A_i for every token t of trajectory i; weight_t = 1 where the model wrote the token, else 0, times
+    its credit, times 0 where a mask takes it out."""
     seen = Group(group.id, group.prompt, [trajectory for trajectory in group.trajectories if not trajectory.masked])
-    return [
-        Sample(trajectory, np.full(len(trajectory.tokens), value), np.array(trajectory.from_model, dtype=np.float64))
-        for trajectory, value in zip(seen.trajectories, advantage.compute(seen), strict=True)
-    ]
+    credits = zip(group.trajectories, rules.credit.weigh(group), strict=True)
+    credit_of = {trajectory.id: credit for trajectory, credit in credits}
+    samples = []
+    for trajectory, value in zip(seen.trajectories, rules.advantage.compute(seen), strict=True):
+        weight_N = column.from_model(trajectory) * credit_of[trajectory.id]
+        for mask in rules.scopes:
+            weight_N *= mask.keep(trajectory)
+        advantage_N, counts = np.full(len(trajectory.tokens), value), rules.credit.counts(trajectory)
+        sample = Sample(trajectory, advantage_N, weight_N, counts, rules.credit.corrects_sampling)
+        _refuse_if_blind(sample, rules)
+        samples.append(sample)
+    return samples
 
 
 def teaches(samples: list[Sample]) -> bool:
@@ -40,16 +64,30 @@ def teaches(samples: list[Sample]) -> bool:
 def normalise(samples: list[Sample], loss: LossKind, length: int) -> None:
     """Scale the weights of one minibatch (the samples of one optimizer step) so that its loss is a plain sum.
 
-    With w_it the weight of token t of sample i, over n samples:
-      token     w_it / sum_jt w_jt
-      sequence  w_it / (n sum_t w_it)
+    With w_it the weight of token t of sample i, m_i the tokens of sample i that the model wrote, c_i what the sample
+    counts for, and n = sum_i c_i:
+      token     w_it / sum_j c_j m_j
+      sequence  w_it / (n m_i)
       constant  w_it / (n length)
     The sums run over the whole minibatch, samples that teach nothing included: leaving those out of the compute then
-    changes nothing, and neither does the cut into micro-batches.
+    changes nothing, and neither does the cut into micro-batches. They do not depend on the weights: what a mask takes
+    out is not made up for by what stays.
     """
-    total = sum(sample.weight_N.sum() for sample in samples)
-    for sample in samples:
-        own = sample.weight_N.sum()
-        if own > 0:
-            divisor = {"token": total, "sequence": len(samples) * own, "constant": len(samples) * length}[loss]
-            sample.weight_N = sample.weight_N / divisor
+    n = sum(sample.counts for sample in samples)
+    written = [sum(sample.trajectory.from_model) for sample in samples]
+    total = sum(sample.counts * own for sample, own in zip(samples, written, strict=True))
+    for sample, own in zip(samples, written, strict=True):
+        divisor = {"token": total, "sequence": n * own, "constant": n * length}[loss]
+        sample.weight_N = sample.weight_N / divisor if divisor > 0 else np.zeros_like(sample.weight_N)
+
+
+def _refuse_if_blind(sample: Sample, rules: Rules) -> None:
+    """A backend that promised log-probs and gave none must not become a NaN."""
+    if not rules.needing_logprobs:
+        return
+    logprobs = column.policy_logprob(sample.trajectory) + column.behaviour_logprob(sample.trajectory)
+    if np.isnan(logprobs[column.from_model(sample.trajectory) > 0]).any():
+        raise UserError(
+            f"{rules.needing_logprobs[0]} needs the log-prob of every token, and trajectory {sample.trajectory.id} has "
+            "tokens without one; use a backend that gives them, or a rule that needs none (learn.importance = 'pois')"
+        )

@@ -1,67 +1,81 @@
 """The learner: one batch of finished groups in, one or more optimizer steps on the shared weights.
 
-Invariant: groups that teach nothing cost nothing, and a gradient that is not finite moves nothing; both are counted.
-The parameters are those the engine samples from, changed in place: the caller pauses the engine around `update` and
-bumps its weight version afterwards.
+Invariant: groups that teach nothing cost nothing; a gradient that is not finite moves nothing, and neither does a
+minibatch whose tokens the policy has drifted too far from; all are counted. The parameters are those the engine samples
+from, changed in place: the caller pauses the engine around `update` and bumps its weight version afterwards.
 
-pi_old is the policy at the start of `update`. The first minibatch needs no pass of its own for it, since its ratio is 1
-by definition; later minibatches do.
+pi_prox is the policy at the start of `update`. The first minibatch needs no pass of its own for it, since it is the
+policy that is being trained; later minibatches do.
 """
 
 import copy
+import math
 import time
+from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from untail.config import LearnConfig
+from untail.config import LearnConfig, RolloutConfig
 from untail.engine.models.decoder import Decoder
-from untail.learn.advantage import ADVANTAGES
 from untail.learn.loss import PolicyLoss
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import LossColumns, MicroBatch, pack
 from untail.learn.policy import Policy
+from untail.learn.rules import rules_of
 from untail.learn.sample import Sample, normalise, samples_of, teaches
 from untail.learn.tally import Tally
 from untail.types import Batch
 
 Minibatch = list[MicroBatch]
+Outcome = Literal["taken", "skipped", "dropped"]
+"""Of a minibatch: a step was taken; its gradient was not finite; its tokens had drifted too far."""
 
 
 class Trainer:
-    """`temperature` is the policy's (`policy_temperature`).
+    """`temperature` is the policy's (`policy_temperature`); `longest`, the longest response that is sampled.
 
     With `kl` > 0 the reference is a copy of the decoder as it is now, so a resumed run makes its trainer from the start
     weights and then calls `load_state_dict`. Groups that teach nothing are left out of that KL too.
     """
 
-    def __init__(self, decoder: Decoder, config: LearnConfig, temperature: float = 1.0):
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: LearnConfig,
+        temperature: float = 1.0,
+        longest: int = RolloutConfig().max_tokens,
+    ):
         self.config = config
-        self.advantage = ADVANTAGES.build(config.advantage, "learn.advantage")
+        self.rules = rules_of(config, longest)
         self.policy = Policy(decoder, temperature, config.logit_rows, config.recompute)
         self.reference: Policy | None = None
         if config.kl > 0:
             self.reference = Policy(copy.deepcopy(decoder).requires_grad_(False), temperature, config.logit_rows)
         self._optimizer = Optimizer(decoder.named_parameters(), config)
-        self._loss = PolicyLoss(config.clip_low, config.clip_high, config.kl)
+        low, high = self.rules.advantage.clip
+        self._loss = PolicyLoss(self.rules.importance, config.clip_low or low, config.clip_high or high, config.kl)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on `batch`; returns this update's figures. `optimizer_steps` is 0 where no group taught anything."""
         start = time.perf_counter()
-        groups = [samples_of(group, self.advantage) for group in batch.groups]
-        minibatches = self._minibatches(groups)
+        groups = [samples_of(group, self.rules) for group in batch.groups]
+        minibatches = self._minibatches(groups, batch.version)
         self._fill_logprobs(minibatches)
         middle = time.perf_counter()
         tally = Tally()
-        taken = [self._step(minibatch, tally) for minibatch in minibatches]
+        outcomes = Counter(self._step(minibatch, tally) for minibatch in minibatches)
         return tally.figures() | {
             "zero_variance_groups": sum(not teaches(group) for group in groups),
             "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
             "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
-            "optimizer_steps": sum(taken),
-            "skipped_updates": len(taken) - sum(taken),
+            "masked_tokens": sum(map(_masked_tokens, groups)),
+            "optimizer_steps": outcomes["taken"],
+            "skipped_updates": outcomes["skipped"],
+            "dropped_minibatches": outcomes["dropped"],
             "logprob_s": middle - start,
             "update_s": time.perf_counter() - middle,
         }
@@ -74,10 +88,10 @@ class Trainer:
         """Continue from `state_dict`, in place: the engine's weights change too."""
         self._optimizer.load(tensors, numbers["optimizer_steps"])
 
-    def _minibatches(self, groups: list[list[Sample]]) -> list[Minibatch]:
+    def _minibatches(self, groups: list[list[Sample]], version: int) -> list[Minibatch]:
         """Groups dealt out to `updates` minibatches, those that teach first, so that each gets its share of them."""
         dealt = sorted(groups, key=lambda group: not teaches(group))
-        loss = self.config.loss or self.advantage.loss
+        loss = self.config.loss or self.rules.advantage.loss
         weight = self.policy.decoder.output_weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         minibatches = []
@@ -85,31 +99,41 @@ class Trainer:
             hand = dealt[number :: self.config.updates]
             normalise([sample for group in hand for sample in group], loss, self.config.loss_length)
             samples = [sample for group in hand if teaches(group) for sample in group]
-            minibatches.append(pack(samples, self.config.micro_batch_tokens, weight.device, dtype))
+            minibatches.append(pack(samples, self.config.micro_batch_tokens, weight.device, dtype, version))
         return [minibatch for minibatch in minibatches if minibatch]
 
     def _fill_logprobs(self, minibatches: list[Minibatch]) -> None:
-        """Before the first step: the reference's log-probs, and pi_old's of all minibatches but the first."""
+        """Before the first step: the reference's log-probs, and pi_prox's of all minibatches but the first."""
         for number, minibatch in enumerate(minibatches):
             for micro in minibatch:
                 if number > 0:
-                    micro.columns.old_R = self.policy.logprobs(micro)
+                    micro.columns.prox_R = self.policy.logprobs(micro)
                 if self.reference is not None:
                     micro.columns.reference_R = self.reference.logprobs(micro)
 
-    def _step(self, minibatch: Minibatch, tally: Tally) -> bool:
-        """One optimizer step on the sum of the micro-batches' losses; False where the gradient was not finite."""
-        losses = []
+    def _step(self, minibatch: Minibatch, tally: Tally) -> Outcome:
+        """One optimizer step on the sum of the micro-batches' losses, unless they say that it must not be taken."""
+        losses, own = [], Tally()
         for micro in minibatch:
-            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, tally))
+            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own))
             loss.backward()
             losses.append(loss.detach())
+        tally.take(own)
+        # exp(mean |log(pi_prox / mu)|) > max_drift; not so where a backend told no log-probs, and the mean is NaN.
+        if own.mean_of("drift_mean") > math.log(self.config.max_drift):
+            self._optimizer.discard()
+            return "dropped"
         lr = self._optimizer.lr
         norm, taken = self._optimizer.step()
         tally.mean(loss=torch.stack(losses).sum(), grad_norm=norm, lr=torch.tensor(lr, dtype=torch.float64))
-        return taken
+        return "taken" if taken else "skipped"
 
     def _loss_of_rows(
         self, columns: LossColumns, tally: Tally, rows: slice, logprob: Tensor, entropy: Tensor
     ) -> Tensor:
         return self._loss(logprob, entropy, columns.rows(rows), tally)
+
+
+def _masked_tokens(samples: list[Sample]) -> int:
+    """Tokens that the model wrote and that weigh nothing."""
+    return sum(sum(sample.trajectory.from_model) - int(np.count_nonzero(sample.weight_N)) for sample in samples)

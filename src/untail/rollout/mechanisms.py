@@ -134,6 +134,11 @@ class Mechanisms:
                 )
 
     @property
+    def lossy(self) -> list[str]:
+        """Those that sample from something else than the policy."""
+        return [name for name, mechanism in self.by_name.items() if mechanism.is_lossy]
+
+    @property
     def rest(self) -> Rest:
         """What becomes of unfinished groups: whoever keeps more wins."""
         rests = {mechanism.rest for mechanism in self.finishes}

@@ -167,6 +167,12 @@ class Mechanism:
     def __init__(self, config: Any):
         self.config = config
 
+    @property
+    def is_lossy(self) -> bool:
+        """Some tokens are sampled from something else than the policy at the recipe's temperature: only a learner that
+        corrects for that may have them."""
+        return False
+
     def check(self, group: int, budget: int) -> None:
         """Raise ConfigError for settings that contradict the recipe's group size or longest response."""
 

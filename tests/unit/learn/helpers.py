@@ -8,8 +8,18 @@ from torch import Tensor
 
 from untail.config import LearnConfig
 from untail.engine.models.decoder import Decoder
+from untail.learn.rules import Rules, rules_of
 from untail.learn.trainer import Trainer
 from untail.types import Batch, Group, Prompt, Trajectory
+
+
+def learn_config(**fields) -> LearnConfig:
+    """Made-up log-probs are as far from the policy's as can be: such a minibatch must not be dropped."""
+    return LearnConfig(**{"max_drift": math.inf, **fields})
+
+
+def rules(**fields) -> Rules:
+    return rules_of(LearnConfig(**fields), 512)
 
 
 def trajectory(name: str, prompt: Prompt, length: int, reward: float, vocab: int, reply_at: int = -1) -> Trajectory:
@@ -35,7 +45,7 @@ def group(name: str, lengths: list[int], rewards: list[float], vocab: int, promp
 def uneven_batch(vocab: int) -> Batch:
     """Long, short and equal lengths, an environment's replies, a group that teaches nothing, prompts of 1 to 9."""
     return Batch(
-        0,
+        1,
         [
             group("a", [1, 30, 7, 7], [1.0, 0.0, 0.5, 0.0], vocab),
             group("b", [12, 12, 3], [0.2, 0.2, 0.2], vocab),
@@ -66,10 +76,20 @@ def plain_logprobs(decoder: Decoder, trajectory: Trajectory, temperature: float)
 
 
 def plain_advantages(name: str, rewards: list[float]) -> list[float]:
-    mean = statistics.fmean(rewards)
+    """Of short responses: without DAPO's penalty. REINFORCE's baseline is 0."""
+    if name == "reinforce":
+        return list(rewards)
     if len(rewards) < 2 or statistics.stdev(rewards) < 1e-12:
         return [0.0] * len(rewards)
-    return [(reward - mean) / (statistics.stdev(rewards) + 1e-6 if name == "grpo" else 1.0) for reward in rewards]
+    if name == "rloo":
+        others = [[*rewards[:i], *rewards[i + 1 :]] for i in range(len(rewards))]
+        return [reward - statistics.fmean(rest) for reward, rest in zip(rewards, others, strict=True)]
+    scale = 1.0 if name == "dr_grpo" else statistics.stdev(rewards) + 1e-6
+    return [(reward - statistics.fmean(rewards)) / scale for reward in rewards]
+
+
+LOSS = {"grpo": "token", "dr_grpo": "constant", "rloo": "constant", "dapo": "token", "reinforce": "constant"}
+CLIP_HIGH = {"dapo": 0.28}
 
 
 def plain_loss(decoder: Decoder, batch: Batch, config: LearnConfig, temperature: float, old=None, reference=None):
@@ -78,7 +98,7 @@ def plain_loss(decoder: Decoder, batch: Batch, config: LearnConfig, temperature:
     `old` and `reference` hold the log-probs of every trajectory by id; without `old` the policy's own are used.
     """
     name = config.advantage["name"]
-    kind = config.loss or {"grpo": "token", "dr_grpo": "constant"}[name]
+    kind = config.loss or LOSS[name]
     all_tokens = sum(sum(t.from_model) for t in batch.trajectories)
     total = torch.zeros((), dtype=decoder.embed.dtype)
     for members in batch.groups:
@@ -96,7 +116,7 @@ def plain_loss(decoder: Decoder, batch: Batch, config: LearnConfig, temperature:
             for position, ours in enumerate(t.from_model):
                 if ours:
                     ratio = (now[position] - before[position]).exp()
-                    low, high = 1 - config.clip_low, 1 + config.clip_high
+                    low, high = 1 - (config.clip_low or 0.2), 1 + (config.clip_high or CLIP_HIGH.get(name, 0.2))
                     term = -min(ratio * advantage, ratio.clamp(low, high) * advantage)
                     if config.kl:
                         apart = reference[t.id][position] - now[position]

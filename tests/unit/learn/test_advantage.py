@@ -6,11 +6,11 @@ from tests.unit.learn.helpers import group, plain_advantages
 from untail.errors import ConfigError
 from untail.learn.advantage import ADVANTAGES
 
-NAMES = ["grpo", "dr_grpo"]
+NAMES = ["grpo", "dr_grpo", "rloo", "dapo"]
 
 
 def compute(name: str, rewards: list[float]) -> list[float]:
-    return ADVANTAGES.build({"name": name}, "learn.advantage").compute(group("g", [3] * len(rewards), rewards, 50))
+    return ADVANTAGES.build({"name": name}, "learn.advantage", 512).compute(group("g", [3] * len(rewards), rewards, 50))
 
 
 @pytest.mark.parametrize("rewards", [[0, 1], [0.1, 0.7, 0.7, -2.0, 5.5], [1, 0, 0, 0, 0, 0, 0, 0]])
@@ -35,8 +35,37 @@ def test_rewards_that_differ_by_rounding_do_not_become_one():
     assert max(map(abs, compute("grpo", [0.3, 0.1 + 0.2]))) < 1e-9
 
 
+@pytest.mark.parametrize(("overlong", "longest"), [(0.2, 100), (0.5, 40), (1.0, 100), (0.0, 100)])
+def test_the_overlong_penalty_of_dapo(overlong, longest):
+    """Against the published three cases; a reply that an environment wrote is nobody's length."""
+    lengths = [10, 80, 81, 90, 100]
+    lengths = [min(length, longest) for length in lengths]
+    rewards, cache = [1.0, 0.0, 1.0, 0.0, 1.0], overlong * longest
+    penalised = []
+    for length, reward in zip(lengths, rewards, strict=True):
+        penalty = 0.0
+        if cache and length > longest - cache:
+            penalty = ((longest - cache) - length) / cache
+        penalised.append(reward + penalty)
+    table = {"name": "dapo", "overlong": overlong}
+    ours = ADVANTAGES.build(table, "learn.advantage", longest).compute(group("g", lengths, rewards, 50))
+    assert ours == pytest.approx(plain_advantages("grpo", penalised), abs=1e-12)
+
+
+def test_length_of_an_overlong_response_is_what_the_model_wrote():
+    dapo = ADVANTAGES.build({"name": "dapo"}, "learn.advantage", 100)
+    assert dapo.compute(group("g", [81, 83], [0.0, 0.0], 50)) != [0.0, 0.0]
+    assert dapo.compute(group("g", [81, 83], [0.0, 0.0], 50, reply_at=5)) == [0.0, 0.0]
+
+
+def test_reinforce_has_a_constant_baseline():
+    reinforce = ADVANTAGES.build({"name": "reinforce", "baseline": 0.25}, "learn.advantage", 512)
+    assert reinforce.compute(group("g", [3, 3], [1.0, 1.0], 50)) == [0.75, 0.75]
+    assert reinforce.compute(group("g", [3], [0.0], 50)) == [-0.25]
+
+
 def test_names_and_keys_are_checked():
     with pytest.raises(ConfigError, match="unknown advantage 'grop'; did you mean 'grpo'"):
-        ADVANTAGES.build({"name": "grop"}, "learn.advantage")
+        ADVANTAGES.build({"name": "grop"}, "learn.advantage", 512)
     with pytest.raises(ConfigError, match=r"unknown key 'learn\.advantage\.std'"):
-        ADVANTAGES.build({"name": "grpo", "std": 1}, "learn.advantage")
+        ADVANTAGES.build({"name": "grpo", "std": 1}, "learn.advantage", 512)

@@ -108,9 +108,9 @@ def test_a_sequence_over_the_budget_has_a_micro_batch_of_its_own(token_budget):
 
 def test_rows_cuts_all_columns():
     (micro,) = pack_all(samples_from([group("g", [6, 4], [0, 1], VOCAB)]), 1000)
-    micro.columns.old_R = torch.arange(10.0)
+    micro.columns.prox_R = torch.arange(10.0)
     part = micro.columns.rows(slice(2, 5))
     assert torch.equal(part.target_R, micro.columns.target_R[2:5])
-    assert part.old_R is not None
-    assert part.old_R.tolist() == [2, 3, 4]
+    assert part.prox_R is not None
+    assert part.prox_R.tolist() == [2, 3, 4]
     assert part.reference_R is None

@@ -2,17 +2,18 @@
 
 import numpy as np
 import pytest
-from tests.unit.learn.helpers import group
+from tests.unit.learn.helpers import group, rules
 
-from untail.learn.advantage import ADVANTAGES
+from untail.errors import UserError
 from untail.learn.sample import normalise, samples_of, teaches
+from untail.types import Segment
 
 LENGTHS, REPLY_AT = [9, 4, 7], 2
 
 
 def make(rewards=(0.0, 1.0, 1.0), reply_at=REPLY_AT):
     members = group("g", LENGTHS, list(rewards), 50, reply_at=reply_at)
-    return samples_of(members, ADVANTAGES.build({"name": "dr_grpo"}, "learn.advantage"))
+    return samples_of(members, rules(advantage="dr_grpo"))
 
 
 def test_columns_are_as_long_as_the_response_and_replies_weigh_nothing():
@@ -50,3 +51,77 @@ def test_teaches():
     for sample in masked:
         sample.weight_N[:] = 0
     assert not teaches(masked)
+
+
+# ---- what is composed -----------------------------------------------------------------------------------------------
+
+
+def branched():
+    """Three siblings of two segments each: an original, its copy, and one that the group pruned after a segment."""
+    members = group("g", [10, 8, 5], [1.0, 0.0, -1.0], 50, reply_at=1)
+    original, copy, pruned = members.trajectories
+    copy.parent, copy.forked_at, pruned.stopped = original.id, 5, "tournament"
+    for trajectory in members.trajectories:
+        ends = [5, len(trajectory.tokens)] if len(trajectory.tokens) > 5 else [5]
+        trajectory.segments = [Segment(b, e, "boundary") for b, e in zip([0, 5], ends, strict=False)]
+    original.entropy = [1.0] * 5 + [0.001] * 5
+    return members
+
+
+@pytest.mark.parametrize("masks", [{}, {"pruned": {}}, {"low_entropy": {}}, {"pruned": {}, "low_entropy": {}}], ids=str)
+@pytest.mark.parametrize("credit", ["once", "progressive", "none"])
+def test_segment_aware_advantage_against_a_plain_loop(masks, credit):
+    """8.6: A_seg = A (1 - pruned) w_entropy, times the clone rule; statistics are of all three."""
+    members = branched()
+    rewards = [trajectory.reward for trajectory in members.trajectories]
+    samples = samples_of(members, rules(advantage="dr_grpo", masks=masks, credit=credit))
+    for number, sample in enumerate(samples):
+        trajectory = sample.trajectory
+        for segment in trajectory.segments:
+            pruned = "pruned" in masks and trajectory.stopped == "tournament"
+            flat = "low_entropy" in masks and trajectory.entropy[segment.begin] < 0.02
+            for t in range(segment.begin, segment.end):
+                shared = number < 2 and t < 5
+                clone = {"once": 1 / 2, "progressive": 0.25, "none": 1}[credit] if shared else 1
+                expected = (rewards[number] - sum(rewards) / 3) * (not pruned) * (not flat) * clone
+                expected *= trajectory.from_model[t]
+                assert sample.advantage_N[t] * sample.weight_N[t] == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_was_stopped_is_in_the_statistics_and_what_is_masked_is_not():
+    members = branched()
+    stopped = samples_of(members, rules(advantage="dr_grpo"))
+    assert [sample.advantage_N[0] for sample in stopped] == pytest.approx([1.0, 0.0, -1.0])
+    members.trajectories[2].masked = True
+    masked = samples_of(members, rules(advantage="dr_grpo"))
+    assert [sample.advantage_N[0] for sample in masked] == pytest.approx([0.5, -0.5])
+
+
+def test_what_a_mask_takes_out_is_not_made_up_for():
+    """The others weigh what they weighed."""
+    plain, masked = (samples_of(branched(), rules(masks=masks)) for masks in ({}, {"low_entropy": {}}))
+    for samples in (plain, masked):
+        normalise(samples, "token", 10)
+    assert masked[0].weight_N[:5].tolist() == plain[0].weight_N[:5].tolist()
+    assert not masked[0].weight_N[5:].any()
+    assert masked[1].weight_N.tolist() == plain[1].weight_N.tolist()
+
+
+def test_all_masked():
+    members = branched()
+    for trajectory in members.trajectories:
+        trajectory.masked = True
+    assert samples_of(members, rules()) == []
+
+
+@pytest.mark.parametrize("damage", ["behaviour_logprob", "policy_logprob"])
+@pytest.mark.parametrize("gone", ["empty", "nan"])
+def test_log_probs_that_a_backend_did_not_give(damage, gone):
+    members = branched()
+    count = len(members.trajectories[1].tokens)
+    setattr(members.trajectories[1], damage, [] if gone == "empty" else [float("nan")] * count)
+    assert len(samples_of(members, rules(importance="pois"))) == 3
+    with pytest.raises(
+        UserError, match=r"learn\.importance needs the log-prob of every token, and trajectory g\.1 has"
+    ):
+        samples_of(members, rules(importance="tis"))

@@ -1,11 +1,12 @@
 """What the learner asks of an advantage.
 
-Invariant: a group that teaches nothing (one trajectory, or all rewards equal) gets exactly 0 everywhere; the trainer
-skips such groups before any compute. No torch here: a recipe is checked without it.
+Invariant: what teaches nothing gets exactly 0. For a method that compares siblings that is a group of one, or one whose
+rewards are all equal; the trainer skips such groups before any compute. No torch here: a recipe is checked without it.
 """
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from untail.config import LossKind, Strict
 from untail.registry import Registry
@@ -13,15 +14,19 @@ from untail.types import Group
 
 
 class Advantage(ABC):
-    """`loss` is the aggregation the method was published with: what `learn.loss` is where a recipe leaves it unset."""
+    """`loss` and `clip` are the aggregation and the clip the method was published with: what `learn.loss`,
+    `learn.clip_low` and `learn.clip_high` are where a recipe leaves them unset. `longest` is the longest response that
+    the recipe allows."""
 
     class Config(Strict):
         pass
 
     loss: ClassVar[LossKind]
+    clip: ClassVar[tuple[float, float]] = (0.2, 0.2)
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Any, longest: int):
         self.config = config
+        self.longest = longest
 
     @abstractmethod
     def compute(self, group: Group) -> list[float]:
@@ -37,3 +42,16 @@ def deviations(rewards: list[float]) -> list[float]:
         return [0.0] * len(rewards)
     mean = sum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
+
+
+def standardised(rewards: list[float]) -> list[float]:
+    """(r_i - mean(r)) / (std(r) + 1e-6), and exactly 0 where all rewards are equal.
+
+    std is that of a sample (divided by n - 1), as in TRL and verl. The 1e-6 keeps rewards that differ only by rounding
+    from becoming +-1.
+    """
+    centred = deviations(rewards)
+    if not any(centred):
+        return centred
+    std = math.sqrt(sum(x * x for x in centred) / (len(centred) - 1))
+    return [x / (std + 1e-6) for x in centred]

@@ -1,0 +1,105 @@
+"""A recipe's rules of learning, by name: advantage, importance, credit and masks. No torch: a recipe is checked here.
+
+Invariant: this is the one place that reads these tables. What cannot be learned from what a rollout gives is refused in
+one sentence before anything is generated (`refuse_unfit`).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from untail.config import LearnConfig, parse
+from untail.errors import ConfigError
+from untail.learn.advantage import ADVANTAGES, Advantage
+from untail.learn.credit import CREDITS, Credit
+from untail.learn.importance import IMPORTANCES, Importance
+from untail.learn.mask import MASKS, Mask
+from untail.registry import Registry
+
+IMPORTANCE = {"name": "pois"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    advantage: Advantage
+    importance: Importance
+    credit: Credit
+    masks: dict[str, Mask]
+
+    @property
+    def scopes(self) -> list[Mask]:
+        """The masks, and that of the importance rule if it has one."""
+        own = self.importance.scope
+        return [*self.masks.values(), *([own] if own is not None else [])]
+
+    @property
+    def needing_logprobs(self) -> list[str]:
+        """The fields whose rules need the log-probs of every token."""
+        rules: dict[str, Importance | Credit | Mask] = {
+            "learn.importance": self.importance,
+            "learn.credit": self.credit,
+        }
+        rules |= {f"learn.masks.{name}": mask for name, mask in self.masks.items()}
+        return [field for field, rule in rules.items() if rule.needs_logprobs]
+
+
+def rules_of(config: LearnConfig, longest: int) -> Rules:
+    """`longest` is the longest response that the recipe allows."""
+    for name in config.masks:
+        MASKS.get(name)  # one left out has to be known, too
+    return Rules(
+        ADVANTAGES.build(config.advantage, "learn.advantage", longest),
+        IMPORTANCES.build(config.importance or IMPORTANCE, "learn.importance"),
+        CREDITS.build(config.credit, "learn.credit"),
+        {
+            name: MASKS.build({**table, "name": name}, f"learn.masks.{name}")
+            for name, table in config.masks.items()
+            if table is not False
+        },
+    )
+
+
+def resolved(config: LearnConfig) -> LearnConfig:
+    """With every field of its tables written out, and without the masks that it leaves out."""
+    rules_of(config, 1)
+    masks = {
+        name: _written_out(MASKS, name, table, f"learn.masks.{name}")
+        for name, table in config.masks.items()
+        if table is not False
+    }
+    tables: dict[str, Any] = {
+        field: {"name": table["name"], **_written_out(registry, table["name"], _rest(table), f"learn.{field}")}
+        for field, registry in (("advantage", ADVANTAGES), ("importance", IMPORTANCES), ("credit", CREDITS))
+        if (table := getattr(config, field)) is not None
+    }
+    return config.model_copy(update={"masks": masks, **tables})
+
+
+def refuse_unfit(rules: Rules, backend: str, *, entropy: bool, logprobs: bool, lossy: Collection[str]) -> None:
+    """`entropy` and `logprobs`: whether the backend tells them of every token. `lossy`: the mechanisms of the recipe
+    whose tokens are not sampled from the policy itself."""
+    if rules.needing_logprobs and not logprobs:
+        raise ConfigError(
+            f"{rules.needing_logprobs[0]} needs the log-prob of every token, which the backend {backend!r} does not "
+            "give; use another backend or leave it out (learn.importance = 'pois' and learn.credit = 'once' need none)"
+        )
+    needing_entropy = [name for name, mask in rules.masks.items() if mask.needs_entropy]
+    if needing_entropy and not entropy:
+        raise ConfigError(
+            f"learn.masks.{needing_entropy[0]} needs the entropy of every token, which the backend {backend!r} does "
+            f"not give; use another backend, or leave it out with --set learn.masks.{needing_entropy[0]}=false"
+        )
+    if lossy and not (rules.importance.knows_sampling or rules.credit.corrects_sampling):
+        raise ConfigError(
+            f"mechanisms.{next(iter(lossy))} samples tokens from something else than the policy, and the recipe's "
+            "importance rule cannot tell; set learn.importance to 'tis' or 'segment', or learn.credit to 'weights'"
+        )
+
+
+def _written_out(registry: Registry[Any], name: str, fields: dict[str, Any], where: str) -> dict[str, Any]:
+    config = parse(registry.get(name).Config, fields, where)
+    return config.model_dump(mode="json", exclude_none=True)
+
+
+def _rest(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "name"}
