@@ -22,7 +22,8 @@ class Sample:
     """One trajectory with its columns for the loss; N response tokens, float64.
 
     `counts` is what it counts for in a mean over samples. With `is_corrected` its weight makes up for how it was
-    sampled, so that nobody else must.
+    sampled, so that nobody else must. `constant_N` marks tokens whose predicting position is a constant to the
+    gradient (see prune.py), if any is.
     """
 
     trajectory: Trajectory
@@ -30,6 +31,7 @@ class Sample:
     weight_N: np.ndarray
     counts: float = 1.0
     is_corrected: bool = False
+    constant_N: np.ndarray | None = None
 
     @property
     def behaviour_N(self) -> np.ndarray:

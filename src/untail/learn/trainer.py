@@ -25,6 +25,7 @@ from untail.learn.loss import PolicyLoss
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import LossColumns, MicroBatch, pack
 from untail.learn.policy import Policy
+from untail.learn.prune import prune
 from untail.learn.rules import rules_of
 from untail.learn.sample import Sample, normalise, samples_of, teaches
 from untail.learn.tally import Tally
@@ -99,6 +100,8 @@ class Trainer:
             hand = dealt[number :: self.config.updates]
             normalise([sample for group in hand for sample in group], loss, self.config.loss_length)
             samples = [sample for group in hand if teaches(group) for sample in group]
+            if self.config.prune is not None:
+                prune(samples, self.config.prune)
             minibatches.append(pack(samples, self.config.micro_batch_tokens, weight.device, dtype, version))
         return [minibatch for minibatch in minibatches if minibatch]
 
