@@ -76,6 +76,7 @@ def _layer(
     of_live = decoder.qkv(number, live_LD, *turns[0])
     qkv = (torch.cat(pair) for pair in zip(of_live, of_constant, strict=True))
     live, constant = attention(number, *qkv).split((len(live_LD), len(constant_CD)))
-    with torch.no_grad():
-        constant_CD = decoder.after_attention(number, constant_CD, constant)
+    if number + 1 < decoder.shape.layers:  # of the last layer only their keys and values are ever seen
+        with torch.no_grad():
+            constant_CD = decoder.after_attention(number, constant_CD, constant)
     return decoder.after_attention(number, live_LD, live), constant_CD
