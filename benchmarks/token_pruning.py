@@ -41,9 +41,7 @@ def sample_batch(model: LoadedModel) -> Batch:
     trajectories = [Trajectory(str(row), prompts[row // GROUP], row) for row in range(PROMPTS * GROUP)]
     for row, trajectory in enumerate(trajectories):
         trajectory.reward = float(row % 2)
-        engine.add(
-            SequenceSpec(trajectory.id, trajectory.prompt.tokens, recipe.rollout.max_tokens, row, sampling)
-        )
+        engine.add(SequenceSpec(trajectory.id, trajectory.prompt.tokens, recipe.rollout.max_tokens, row, sampling))
     while engine.has_work:
         for name, chunk in engine.step():
             trajectories[int(name)].take(chunk)

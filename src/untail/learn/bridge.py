@@ -32,13 +32,14 @@ class Stretch:
     beyond: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class _Crossing:
-    """One end of a segment that was trained before its trajectory ended: what was said about the rest."""
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What was said about the rest of a trajectory at the end of one of its segments: by the value at its last token,
+    and by the bridge; that is None where the trajectory ended before it had its tokens, and its return was taken."""
 
     position: int
-    bootstrap: float
     last_value: float
+    bridged: float | None
 
 
 @dataclass(slots=True)
@@ -46,7 +47,35 @@ class _Note:
     """On a trajectory under way."""
 
     trained: int = 0
-    crossings: list[_Crossing] = field(default_factory=list)
+    crossings: list[Crossing] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Errors:
+    """What was said at segment ends less the return that the trajectory then had: by the bridge (0 where it took the
+    return itself), by the last token's value, and whether the bridge had its tokens."""
+
+    bridged: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
+    read: list[bool] = field(default_factory=list)
+
+    def add(self, trajectory: Trajectory, crossings: list[Crossing], gamma: float) -> None:
+        for crossing in crossings:
+            truth = float(final_return(trajectory, np.array(crossing.position), gamma))
+            self.bridged.append(0.0 if crossing.bridged is None else crossing.bridged - truth)
+            self.last.append(crossing.last_value - truth)
+            self.read.append(crossing.bridged is not None)
+
+    def figures(self) -> dict[str, float]:
+        """Mean squares: over all segment ends, and over those where the bridge had its tokens."""
+        bridged, last, read = (np.array(column) for column in (self.bridged, self.last, self.read))
+        means = {"": np.ones(len(read), dtype=bool), "_read": read.astype(bool)}
+        figures = {"bridge_ends": float(len(read)), "bridge_ends_read": float(sum(read))}
+        for suffix, chosen in means.items():
+            if chosen.any():
+                figures[f"bridge_error{suffix}"] = float((bridged[chosen] ** 2).mean())
+                figures[f"bridge_error_last{suffix}"] = float((last[chosen] ** 2).mean())
+        return {name: figure for name, figure in figures.items() if np.isfinite(figure)}
 
 
 class Bridge:
@@ -62,7 +91,8 @@ class Bridge:
             trajectory.id: Stretch(trajectory, self._trained(trajectory), len(trajectory.tokens))
             for trajectory in batch.trajectories
         }
-        ahead, ripe = [], {}
+        ahead: list[Group] = []
+        ripe: dict[str, Stretch] = {}
         for group in batch.underway:
             own = {t.id: stretch for t in group.trajectories if (stretch := self._ripe(t)) is not None}
             if own:
@@ -89,33 +119,33 @@ class Bridge:
         """The positions past `end` whose values tell what comes; None if there are not enough yet."""
         assert self.config is not None
         if not self.config.tokens:
-            return (end,)
+            return (_next_written(trajectory, end),)
         written = end + np.flatnonzero(trajectory.from_model[end:])[: self.config.tokens]
         return tuple(written.tolist()) if len(written) == self.config.tokens else None
 
-    def crossed(self, stretches: Iterable[Stretch], estimates: Estimates) -> None:
-        """They are trained now: the open ones are noted, and those that ended forgotten."""
-        for stretch in stretches:
-            name, estimate = stretch.trajectory.id, estimates[stretch.trajectory.id]
-            if stretch.beyond:
-                note = self._notes.setdefault(name, _Note())
-                note.trained = stretch.end
-                last_value = float(estimate.value_N[stretch.beyond[0]])
-                note.crossings.append(_Crossing(stretch.end, estimate.bootstrap, last_value))
-            else:
-                self._notes.pop(name, None)
+    def crossed(self, stretches: Iterable[Stretch], estimates: Estimates, gamma: float) -> "Errors":
+        """They are trained now. Those that go on are noted; those that ended tell how good what was said was."""
+        errors = Errors()
+        for stretch in stretches if self.config is not None else ():
+            trajectory = stretch.trajectory
+            note = self._notes.setdefault(trajectory.id, _Note())
+            note.trained = stretch.end
+            note.crossings += self._crossings(stretch, estimates[trajectory.id].value_N)
+            if not stretch.beyond:
+                errors.add(trajectory, note.crossings, gamma)
+                del self._notes[trajectory.id]
+        return errors
 
-    def errors(self, batch: Batch, gamma: float) -> tuple[np.ndarray, np.ndarray]:
-        """Of every crossing of the trajectories that have ended: what was said less the return it then had; by the
-        bootstrap that was used, and by the value at the segment's last token alone."""
-        used, last = [], []
-        for trajectory in batch.trajectories:
-            note = self._notes.get(trajectory.id)
-            for crossing in note.crossings if note is not None else ():
-                truth = float(final_return(trajectory, np.array(crossing.position), gamma))
-                used.append(crossing.bootstrap - truth)
-                last.append(crossing.last_value - truth)
-        return np.array(used), np.array(last)
+    def _crossings(self, stretch: Stretch, value_N: np.ndarray) -> list[Crossing]:
+        trajectory, crossings = stretch.trajectory, []
+        for position in (segment.end for segment in trajectory.segments):
+            goes_on = position < len(trajectory.tokens) or stretch.beyond
+            if stretch.begin < position <= stretch.end and goes_on:
+                beyond = self._beyond(trajectory, position)
+                bridged = float(value_N[list(beyond)].mean()) if beyond else None
+                last_value = float(value_N[_next_written(trajectory, position)])
+                crossings.append(Crossing(position, last_value, bridged))
+        return crossings
 
     def forget_the_gone(self, batch: Batch) -> None:
         """Whoever is no longer under way will not come back: its engine failed, or it was cancelled."""
@@ -125,13 +155,13 @@ class Bridge:
     def state(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            name: [note.trained, [[c.position, c.bootstrap, c.last_value] for c in note.crossings]]
+            name: [note.trained, [[c.position, c.last_value, c.bridged] for c in note.crossings]]
             for name, note in self._notes.items()
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._notes = {
-            name: _Note(trained, [_Crossing(*crossing) for crossing in crossings])
+            name: _Note(trained, [Crossing(*crossing) for crossing in crossings])
             for name, (trained, crossings) in state.items()
         }
 
@@ -141,3 +171,9 @@ def estimate_of(stretch: Stretch, value_N: np.ndarray) -> Estimate:
     reward = 0.0 if stretch.beyond else stretch.trajectory.reward
     bootstrap = float(value_N[list(stretch.beyond)].mean()) if stretch.beyond else 0.0
     return Estimate(stretch.begin, stretch.end, value_N, reward, bootstrap)
+
+
+def _next_written(trajectory: Trajectory, position: int) -> int:
+    """The first position from there on whose token the model wrote, or will write: its state is what has a value."""
+    rest = np.flatnonzero(trajectory.from_model[position:])
+    return position + int(rest[0]) if len(rest) else len(trajectory.tokens)

@@ -2,8 +2,8 @@
 
 V_t is read off the hidden state that predicts token t, by two layers: V = w tanh(A h + a) + b, with w and b 0 at the
 start. `head` reads the policy's own last hidden state and leaves the trunk alone: the policy is moved by its own loss
-only, and the critic costs one forward pass. `model` is a copy of the policy's trunk as it is when the run begins, all of
-which learns.
+only, and the critic costs one forward pass. `model` is a copy of the policy's trunk as it is when the run begins, and
+all of it learns.
 
 With R_t the GAE return (gae.py), V_old the value before the update, over all n tokens of the batch:
   loss = 1/n sum_t 1/2 max((V_t - R_t)^2, (clip(V_t, V_old - c, V_old + c) - R_t)^2)
@@ -86,7 +86,9 @@ class Critic:
                 reading.value_N[sample.trajectory.id][np.flatnonzero(sample.weight_N)] = own
         return reading
 
-    def learn(self, reading: Reading, returns: dict[str, np.ndarray], taught: dict[str, np.ndarray]) -> dict[str, float]:
+    def learn(
+        self, reading: Reading, returns: dict[str, np.ndarray], taught: dict[str, np.ndarray]
+    ) -> dict[str, float]:
         """`epochs` optimizer steps towards `returns` at the tokens that `taught` marks, both by trajectory id."""
         columns = [self._columns(micro, reading.value_N, returns, taught) for micro in reading.micros]
         tokens = sum(mask.sum() for mask in taught.values())
@@ -137,9 +139,15 @@ def _wanted(stretch: Stretch) -> Sample:
 
 def _with_one_more(trajectory: Trajectory) -> Trajectory:
     """Followed by a token that does not exist yet: the last token is what predicts it, and that has a value."""
-    more = {"tokens": 0, "policy_logprob": 0.0, "behaviour_logprob": 0.0, "version": 0, "from_model": True}
-    columns = {name: [*getattr(trajectory, name), value] for name, value in more.items()}
-    return replace(trajectory, **columns, mixed_kv=[])
+    return replace(
+        trajectory,
+        tokens=[*trajectory.tokens, 0],
+        policy_logprob=[],
+        behaviour_logprob=[],
+        version=[*trajectory.version, 0],
+        mixed_kv=[],
+        from_model=[*trajectory.from_model, True],
+    )
 
 
 def _ends(micro: MicroBatch) -> np.ndarray:

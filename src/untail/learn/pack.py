@@ -160,9 +160,7 @@ def _lay_out(sequences: list[_Sequence]) -> tuple[list[np.ndarray], list[np.ndar
     return ids, positions, unrolled
 
 
-def _constants_last(
-    sequences: list[_Sequence], unrolled: list[np.ndarray]
-) -> tuple[int, np.ndarray, list[np.ndarray]]:
+def _constants_last(sequences: list[_Sequence], unrolled: list[np.ndarray]) -> tuple[int, np.ndarray, list[np.ndarray]]:
     """How many packed tokens are not constant, the order that puts those first, and `unrolled` in that order."""
     constant = np.zeros(max(index[-1] for index in unrolled) + 1, dtype=bool)
     for sequence, index in zip(sequences, unrolled, strict=True):

@@ -22,14 +22,16 @@ from torch.utils.checkpoint import checkpoint
 from untail.config import PruneConfig
 from untail.engine.attention.base import Attention
 from untail.engine.models.decoder import Decoder
+from untail.learn import column
 from untail.learn.sample import Sample
 
 
 def prune(samples: list[Sample], config: PruneConfig) -> int:
     """Take the tokens of the lowest scores out of the loss of one optimizer step; returns how many."""
-    scores = [_scores(sample) for sample in samples]
+    if not samples:
+        return 0
     in_loss = [np.flatnonzero(sample.weight_N) for sample in samples]
-    candidates = np.concatenate([score[kept] for score, kept in zip(scores, in_loss, strict=True)] or [np.empty(0)])
+    candidates = np.concatenate([_scores(sample)[kept] for sample, kept in zip(samples, in_loss, strict=True)])
     leaves = np.zeros(len(candidates), dtype=bool)
     leaves[np.argsort(candidates, kind="stable")[: int(config.share * len(candidates))]] = True
     ends = np.cumsum([len(kept) for kept in in_loss])
@@ -43,7 +45,8 @@ def prune(samples: list[Sample], config: PruneConfig) -> int:
 
 
 def _scores(sample: Sample) -> np.ndarray:
-    return np.abs(sample.advantage_N) * -np.expm1(np.asarray(sample.trajectory.policy_logprob))
+    """NaN, which is never among the lowest, where the log-prob is not known."""
+    return np.abs(sample.advantage_N) * -np.expm1(column.policy_logprob(sample.trajectory))
 
 
 def forward_with_constants(
@@ -56,9 +59,7 @@ def forward_with_constants(
     constant_CD = torch.nn.functional.embedding(ids_T[live:], decoder.embed).detach()
     for number in range(decoder.shape.layers):
         arguments = (decoder, number, live_LD, constant_CD, turns, attention)
-        live_LD, constant_CD = (
-            checkpoint(_layer, *arguments, use_reentrant=False) if recompute else _layer(*arguments)
-        )
+        live_LD, constant_CD = checkpoint(_layer, *arguments, use_reentrant=False) if recompute else _layer(*arguments)
     return decoder.rms(live_LD, decoder.norm)
 
 

@@ -78,8 +78,8 @@ def teaches(samples: list[Sample]) -> bool:
 def normalise(samples: list[Sample], loss: LossKind, length: int) -> None:
     """Scale the weights of one minibatch (the samples of one optimizer step) so that its loss is a plain sum.
 
-    With w_it the weight of token t of sample i, m_i the tokens of sample i's span that the model wrote, c_i what the sample
-    counts for, and n = sum_i c_i:
+    With w_it the weight of token t of sample i, m_i the tokens of sample i's span that the model wrote, c_i what the
+    sample counts for, and n = sum_i c_i:
       token     w_it / sum_j c_j m_j
       sequence  w_it / (n m_i)
       constant  w_it / (n length)

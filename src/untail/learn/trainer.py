@@ -75,17 +75,21 @@ class Trainer:
         middle = time.perf_counter()
         tally = Tally()
         outcomes = Counter(self._step(minibatch, tally) for minibatch in minibatches)
-        return tally.figures() | judged.figures | {
-            "zero_variance_groups": sum(not teaches(group) for group in groups),
-            "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
-            "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
-            "masked_tokens": sum(map(_masked_tokens, groups)),
-            "optimizer_steps": outcomes["taken"],
-            "skipped_updates": outcomes["skipped"],
-            "dropped_minibatches": outcomes["dropped"],
-            "logprob_s": middle - start,
-            "update_s": time.perf_counter() - middle,
-        }
+        return (
+            tally.figures()
+            | judged.figures
+            | {
+                "zero_variance_groups": sum(not teaches(group) for group in groups),
+                "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
+                "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
+                "masked_tokens": sum(map(_masked_tokens, groups)),
+                "optimizer_steps": outcomes["taken"],
+                "skipped_updates": outcomes["skipped"],
+                "dropped_minibatches": outcomes["dropped"],
+                "logprob_s": middle - start,
+                "update_s": time.perf_counter() - middle,
+            }
+        )
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and optimizer state as flat tensors (not copied: write them before the next update), and numbers."""

@@ -1,13 +1,14 @@
-"""What a critic adds to an update: which part of each trajectory is trained now, what it was worth, and the critic's own
-steps towards that.
+"""What a critic adds to an update: which part of each trajectory is trained now, what it was worth, and the critic's
+own steps towards that.
 
 Invariant: all of this happens before the policy moves, so that values, advantages and hidden states are of the weights
 that the update starts from.
 
 Figures, over the tokens of trajectories that have ended, with G_t the return that token t really had:
-  value_error = mean |V_t - G_t|;   explained_variance = 1 - Var(G - V) / Var(G)   (left out where all returns are equal)
-and over the segment ends that were trained ahead (bridge.py), once the trajectory has ended, with G the return there:
-  bridge_error = mean (bootstrap - G)^2;   bridge_error_last = mean (V at the last token - G)^2
+  value_error = mean |V_t - G_t|;   explained_variance = 1 - Var(G - V) / Var(G), left out where all returns are equal
+and at the ends of segments, once their trajectory has ended, with G the return there (bridge.py):
+  bridge_error = mean (bridged value - G)^2;   bridge_error_last = mean (V at the segment's last token - G)^2
+over all `bridge_ends`; with `_read`, over those where the bridge had its tokens and did not take the return itself.
 """
 
 import time
@@ -50,8 +51,12 @@ class Values:
         estimates = {name: estimate_of(stretch, reading.value_N[name]) for name, stretch in stretches.items()}
         returns, taught = self._returns(groups, estimates)
         figures = self.critic.learn(reading, returns, taught)
-        figures |= self._figures(stretches, estimates) | self._bridge_figures(batch, stretches, estimates)
-        self.bridge.crossed(stretches.values(), estimates)
+        figures |= self._figures(stretches, estimates)
+        if self.bridge.config is not None:
+            figures |= self.bridge.crossed(stretches.values(), estimates, self._gamma).figures()
+            figures["bridged_tokens"] = int(
+                sum(taught[name].sum() for name, stretch in stretches.items() if stretch.beyond)
+            )
         self.bridge.forget_the_gone(batch)
         figures |= {"values_not_finite": reading.not_finite, "critic_s": time.perf_counter() - start}
         return Judged(groups, estimates, figures)
@@ -84,19 +89,6 @@ class Values:
         if len(value) and truth.var() > 0:
             figures["explained_variance"] = 1 - (truth - value).var() / truth.var()
         return {name: float(figure) for name, figure in figures.items() if np.isfinite(figure)}
-
-    def _bridge_figures(
-        self, batch: Batch, stretches: dict[str, Stretch], estimates: Estimates
-    ) -> dict[str, float]:
-        if self.bridge.config is None:
-            return {}
-        open_ones = [stretch for stretch in stretches.values() if stretch.beyond]
-        ahead = sum(len(estimates[stretch.trajectory.id].tokens(stretch.trajectory)) for stretch in open_ones)
-        used, last = self.bridge.errors(batch, self._gamma)
-        figures = {"bridged_tokens": float(ahead), "bridge_ends": float(len(used))}
-        if len(used) and np.isfinite(used).all():
-            figures |= {"bridge_error": float((used**2).mean()), "bridge_error_last": float((last**2).mean())}
-        return figures
 
     @property
     def _gamma(self) -> float:

@@ -21,7 +21,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Ppo(TokenAdvantage):
     class Config(Strict):
         gamma: Share = 1.0
-        lam: Share = 0.95
+        lam: Share = 1.0
         whiten: bool = True
 
     loss: ClassVar[LossKind] = "token"
