@@ -34,8 +34,9 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What was said about the rest of a trajectory at the end of one of its segments: by the value at its last token,
-    and by the bridge; that is None where the trajectory ended before it had its tokens, and its return was taken."""
+    """What was said about the rest of a trajectory at a segment's end where it once rested, and where a learner without
+    a bridge would have had to judge it: by the value at the last token, and by the bridge; that is None where the
+    trajectory ended before it had its tokens, and its return was taken."""
 
     position: int
     last_value: float
@@ -47,6 +48,7 @@ class _Note:
     """On a trajectory under way."""
 
     trained: int = 0
+    waiting: list[int] = field(default_factory=list)  # segment ends where it rested that are not trained yet
     crossings: list[Crossing] = field(default_factory=list)
 
 
@@ -106,7 +108,7 @@ class Bridge:
 
     def _ripe(self, trajectory: Trajectory) -> Stretch | None:
         """Up to the last segment's end that can be crossed; None if there is none, or the trajectory is over."""
-        if self.config is None or trajectory.stopped or trajectory.end in ("stop", "length"):
+        if self.config is None or not _goes_on(trajectory):
             return None
         begin = self._trained(trajectory)
         for segment in reversed(trajectory.segments):
@@ -123,46 +125,54 @@ class Bridge:
         written = end + np.flatnonzero(trajectory.from_model[end:])[: self.config.tokens]
         return tuple(written.tolist()) if len(written) == self.config.tokens else None
 
-    def crossed(self, stretches: Iterable[Stretch], estimates: Estimates, gamma: float) -> "Errors":
-        """They are trained now. Those that go on are noted; those that ended tell how good what was said was."""
+    def crossed(self, batch: Batch, stretches: Iterable[Stretch], estimates: Estimates, gamma: float) -> "Errors":
+        """The batch is trained. What goes on is noted; those that ended tell how good what was said was."""
         errors = Errors()
-        for stretch in stretches if self.config is not None else ():
+        if self.config is None:
+            return errors
+        self._note_where_they_rest(batch)
+        for stretch in stretches:
             trajectory = stretch.trajectory
             note = self._notes.setdefault(trajectory.id, _Note())
             note.trained = stretch.end
-            note.crossings += self._crossings(stretch, estimates[trajectory.id].value_N)
+            note.crossings += self._crossings(stretch, note.waiting, estimates[trajectory.id].value_N)
+            note.waiting = [position for position in note.waiting if position > stretch.end]
             if not stretch.beyond:
                 errors.add(trajectory, note.crossings, gamma)
                 del self._notes[trajectory.id]
+        underway = {trajectory.id for group in batch.underway for trajectory in group.trajectories}
+        self._notes = {name: note for name, note in self._notes.items() if name in underway}  # the rest is gone
         return errors
 
-    def _crossings(self, stretch: Stretch, value_N: np.ndarray) -> list[Crossing]:
+    def _note_where_they_rest(self, batch: Batch) -> None:
+        for trajectory in (trajectory for group in batch.underway for trajectory in group.trajectories):
+            if _goes_on(trajectory) and trajectory.segments:
+                note, position = self._notes.setdefault(trajectory.id, _Note()), trajectory.segments[-1].end
+                if position > note.trained and position not in note.waiting:
+                    note.waiting.append(position)
+
+    def _crossings(self, stretch: Stretch, waiting: list[int], value_N: np.ndarray) -> list[Crossing]:
         trajectory, crossings = stretch.trajectory, []
-        for position in (segment.end for segment in trajectory.segments):
+        for position in waiting:
             goes_on = position < len(trajectory.tokens) or stretch.beyond
-            if stretch.begin < position <= stretch.end and goes_on:
+            if position <= stretch.end and goes_on:
                 beyond = self._beyond(trajectory, position)
                 bridged = float(value_N[list(beyond)].mean()) if beyond else None
                 last_value = float(value_N[_next_written(trajectory, position)])
                 crossings.append(Crossing(position, last_value, bridged))
         return crossings
 
-    def forget_the_gone(self, batch: Batch) -> None:
-        """Whoever is no longer under way will not come back: its engine failed, or it was cancelled."""
-        underway = {trajectory.id for group in batch.underway for trajectory in group.trajectories}
-        self._notes = {name: note for name, note in self._notes.items() if name in underway}
-
     def state(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            name: [note.trained, [[c.position, c.last_value, c.bridged] for c in note.crossings]]
+            name: [note.trained, note.waiting, [[c.position, c.last_value, c.bridged] for c in note.crossings]]
             for name, note in self._notes.items()
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._notes = {
-            name: _Note(trained, [Crossing(*crossing) for crossing in crossings])
-            for name, (trained, crossings) in state.items()
+            name: _Note(trained, list(waiting), [Crossing(*crossing) for crossing in crossings])
+            for name, (trained, waiting, crossings) in state.items()
         }
 
 
@@ -171,6 +181,10 @@ def estimate_of(stretch: Stretch, value_N: np.ndarray) -> Estimate:
     reward = 0.0 if stretch.beyond else stretch.trajectory.reward
     bootstrap = float(value_N[list(stretch.beyond)].mean()) if stretch.beyond else 0.0
     return Estimate(stretch.begin, stretch.end, value_N, reward, bootstrap)
+
+
+def _goes_on(trajectory: Trajectory) -> bool:
+    return not trajectory.stopped and trajectory.end not in ("stop", "length")
 
 
 def _next_written(trajectory: Trajectory, position: int) -> int:

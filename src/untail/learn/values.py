@@ -6,7 +6,7 @@ that the update starts from.
 
 Figures, over the tokens of trajectories that have ended, with G_t the return that token t really had:
   value_error = mean |V_t - G_t|;   explained_variance = 1 - Var(G - V) / Var(G), left out where all returns are equal
-and at the ends of segments, once their trajectory has ended, with G the return there (bridge.py):
+and at the ends of segments where a trajectory once rested, when it has ended, with G the return there (bridge.py):
   bridge_error = mean (bridged value - G)^2;   bridge_error_last = mean (V at the segment's last token - G)^2
 over all `bridge_ends`; with `_read`, over those where the bridge had its tokens and did not take the return itself.
 """
@@ -53,11 +53,10 @@ class Values:
         figures = self.critic.learn(reading, returns, taught)
         figures |= self._figures(stretches, estimates)
         if self.bridge.config is not None:
-            figures |= self.bridge.crossed(stretches.values(), estimates, self._gamma).figures()
+            figures |= self.bridge.crossed(batch, stretches.values(), estimates, self._gamma).figures()
             figures["bridged_tokens"] = int(
                 sum(taught[name].sum() for name, stretch in stretches.items() if stretch.beyond)
             )
-        self.bridge.forget_the_gone(batch)
         figures |= {"values_not_finite": reading.not_finite, "critic_s": time.perf_counter() - start}
         return Judged(groups, estimates, figures)
 
