@@ -45,6 +45,28 @@ class EngineConfig(Strict):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
 
 
+class CriticConfig(Strict):
+    """What PPO's values come from."""
+
+    kind: Literal["head", "model"] = "head"  # two layers on the policy's last hidden state; or a model of its own
+    lr: PositiveFloat = 1e-3
+    clip: PositiveFloat = 0.2  # how far a value may move in one batch before its gradient ends
+    epochs: PositiveInt = 4  # optimizer steps of the critic on one batch
+
+
+class BridgeConfig(Strict):
+    """Segments of unfinished trajectories are trained in the step that made them (8.7)."""
+
+    tokens: Annotated[int, Field(ge=0)] = 16  # of the next segment, whose mean value follows; 0: the last value alone
+
+
+class PruneConfig(Strict):
+    """Tokens that would hardly move the policy leave the loss (8.4)."""
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.4
+    how: Literal["exact", "detach"] = "exact"
+
+
 class LearnConfig(Strict):
     """The update. `advantage`, `importance`, `credit` and `masks` are raw tables: their registries check them."""
 
@@ -67,6 +89,9 @@ class LearnConfig(Strict):
     micro_batch_tokens: PositiveInt = 4096  # tokens of one forward and backward pass
     logit_rows: PositiveInt = 512  # rows of [rows x vocab] that exist at once in the fused log-prob
     recompute: bool = False  # activation checkpointing
+    critic: CriticConfig | None = None  # of an advantage that needs values
+    bridge: BridgeConfig | None = None  # needs a critic; unset: trajectories are trained when their group is whole
+    prune: PruneConfig | None = None
 
 
 class RolloutConfig(Strict):

@@ -105,7 +105,8 @@ class Training:
         groups = await self._unless_stopped(self._collect(channel), rollout)
         self._refuse_if_nothing_was_scored(f"step {step}", [t for group in groups for t in group.trajectories])
         # They come by age; their order must not depend on that, or no run could be repeated.
-        batch = Batch(step, sorted(groups, key=lambda group: group.id))
+        underway = sorted(await self.roles.underway(), key=lambda group: group.id)
+        batch = Batch(step, sorted(groups, key=lambda group: group.id), underway)
         figures = await self.roles.update(batch)
         self._log("update", step=step, **figures)
         self._log("done", step=step)

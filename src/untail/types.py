@@ -221,10 +221,12 @@ class Group:
 
 @dataclass(slots=True)
 class Batch:
-    """The groups that one update is made from."""
+    """The groups that one update is made from. `underway` are those that wait for a later one, with what their members
+    have so far, where the learner wants to see them."""
 
     step: int
     groups: list[Group]
+    underway: list[Group] = field(default_factory=list)
 
     @property
     def version(self) -> int:

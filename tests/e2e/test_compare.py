@@ -128,16 +128,6 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
     assert (outcome.code, "is not an empty folder; choose another" in outcome.err) == (2, True)
 
 
-def test_a_run_of_a_comparison_can_be_continued(tmp_path):
-    """Its recipe is written out like that of any other run."""
-    outcome = untail("compare", "ulorl", *SMALL, "--steps=1", "--out", tmp_path / "all")
-    assert outcome.code == 0, outcome.err
-    (run,) = (tmp_path / "all").iterdir()
-    resumed = untail("train", "--resume", "--steps=2", "--out", run)
-    assert resumed.code == 0, resumed.err
-    assert [row["step"] for row in rows(run)] == [1, 2]
-
-
 def test_recipes_are_listed():
     outcome = untail("recipes", "--json")
     assert outcome.code == 0, outcome.err

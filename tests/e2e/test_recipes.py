@@ -88,7 +88,7 @@ def test_a_partial_score_that_hangs_is_contained_and_named(tmp_path, monkeypatch
     assert row["accounts"]["unaccounted"] == 0
 
 
-@pytest.fixture(scope="module", params=["es-grpo", "untail"])
+@pytest.fixture(scope="module", params=["es-grpo", "untail", "dynaseg"])
 def whole(request, tmp_path_factory):
     """A run of a deferring recipe that nobody interrupted."""
     folder = tmp_path_factory.mktemp("recipes") / request.param
@@ -114,6 +114,15 @@ def test_there_is_something_to_carry_over(whole):
     assert max(row["staleness"]["max"] for row in rows(folder)) > 0
     lanes = {event["lane"] for event in rows(folder, "events.jsonl") if event["e"] == "start"}
     assert lanes == {"fast", "segment"}
+
+
+@pytest.mark.parametrize("whole", ["dynaseg"], indirect=True)
+def test_segments_are_trained_ahead(whole):
+    """Otherwise a resumed bridge would have nothing to remember."""
+    _, folder = whole
+    learned = [row["learn"] for row in rows(folder)]
+    assert sum(figures["bridged_tokens"] for figures in learned) > 0
+    assert sum(figures["bridge_ends_read"] for figures in learned) > 0
 
 
 @pytest.mark.parametrize("step", [1, 3])
@@ -208,6 +217,13 @@ REFUSED = {
         ["train", "--set=task.partial.name=tags"],
         "unknown partial score 'tags'",
     ),
+    "a bridge to nowhere": (["train", "ppo", "--set=learn.bridge={}"], "learn.bridge trains segments of what goes on"),
+    "a critic that nobody asks": (
+        ["train", "--set=learn.critic={}"],
+        "learn.critic is set, but learn.advantage = 'grpo' asks no critic",
+    ),
+    "a critic of an unknown kind": (["train", "ppo", "--set=learn.critic.kind=tail"], "learn.critic.kind = 'tail' is"),
+    "all tokens pruned": (["train", "g2tp", "--set=learn.prune.share=1"], "learn.prune.share = 1 is"),
     "a mechanism that is a number": (["train", "--set=mechanisms.loop=3"], "mechanisms.loop"),
     "dropped or deferred": (
         ["train", "untail", "--set=mechanisms.oversample.rest=drop"],

@@ -60,6 +60,8 @@ def _sections_of_learning(learn: LearnConfig) -> list[str]:
         f"8.1 {str(learn.advantage['name']).upper().replace('_', ' ')}",
         *([f"8.2 {learn.importance['name']}"] if learn.importance else []),
         *dict.fromkeys(MASKS.get(name).section for name in masks),
+        *([f"8.4 {learn.prune.how}"] if learn.prune else []),
+        *(["8.7"] if learn.bridge else []),
         *([f"5 credit {credit}"] if credit != "once" else []),
     ]
 

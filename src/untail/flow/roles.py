@@ -18,7 +18,7 @@ from untail.config import Recipe
 from untail.engine.engine import Engine
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
-from untail.errors import UserError
+from untail.errors import ConfigError, UserError
 from untail.flow.channel import Channel
 from untail.history import earlier
 from untail.history.store import History
@@ -108,6 +108,11 @@ class LocalRoles(LocalJudge):
         self.mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
         self.mechanisms.check(self.backend.capabilities, "native")
         self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens)
+        if recipe.learn.bridge is not None and self.mechanisms.rest != "defer":
+            raise ConfigError(
+                "learn.bridge trains segments of what goes on in the next step, but this recipe's steps leave nothing "
+                "over; add mechanisms.defer, or leave learn.bridge out"
+            )
         gives = self.backend.capabilities
         refuse_unfit(
             self.trainer.rules,
@@ -162,6 +167,10 @@ class LocalRoles(LocalJudge):
             channel.close(error)
         else:
             channel.close()
+
+    async def underway(self) -> list[Group]:
+        """What the step left for later ones, if the learner trains such things ahead."""
+        return [] if self.recipe.learn.bridge is None else self.controller.underway()
 
     async def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and publish the weights under the step's number as their version."""

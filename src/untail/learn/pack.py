@@ -3,6 +3,7 @@
 Invariant: every token in the loss appears exactly once, predicted by the hidden state one position before it. Responses
 to one prompt share that prompt's tokens within a micro-batch. A micro-batch computes at most `token_budget` tokens,
 unless it is one sequence that is longer. Sequences end with the last position that predicts a token in the loss.
+Positions that are constants to the gradient come after all others: the first `live` of the packed tokens are not.
 
 Shape suffixes: T packed tokens, U tokens of the whole sequences (shared ones repeated), R rows in the loss.
 """
@@ -42,9 +43,12 @@ class LossColumns:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """`lengths` are of whole sequences and sum to U. `predictor_R`: the packed token that predicts a row's target."""
+    """`lengths` are of whole sequences and sum to U. `predictor_R`: the packed token that predicts a row's target.
+    `samples` are whose rows they are, in their order."""
 
+    samples: list[Sample]
     lengths: list[int]
+    live: int
     ids_T: Tensor
     positions_T: Tensor
     unrolled_U: Tensor
@@ -102,6 +106,7 @@ def _micro_batch(sequences: list[_Sequence], device: torch.device, dtype: torch.
     # Neighbours of equal length share one call of the attention kernel.
     sequences = sorted(sequences, key=lambda sequence: sequence.length)
     ids, positions, unrolled = _lay_out(sequences)
+    live, order, unrolled = _constants_last(sequences, unrolled)
     # np.unique returns the first whole-sequence token that is each packed token; all packed tokens occur.
     home = np.unique(np.concatenate(unrolled), return_index=True)[1]
     predictors = [index[len(s.prompt) - 1 + s.in_loss] for s, index in zip(sequences, unrolled, strict=True)]
@@ -113,9 +118,11 @@ def _micro_batch(sequences: list[_Sequence], device: torch.device, dtype: torch.
         return whole([column_of(s.sample)[s.in_loss] for s in sequences])
 
     return MicroBatch(
+        samples=[sequence.sample for sequence in sequences],
         lengths=[sequence.length for sequence in sequences],
-        ids_T=whole(ids),
-        positions_T=whole(positions),
+        live=live,
+        ids_T=whole([np.concatenate(ids)[order]]),
+        positions_T=whole([np.concatenate(positions)[order]]),
         unrolled_U=whole(unrolled),
         home_T=whole([home]),
         predictor_R=whole(predictors),
@@ -151,3 +158,15 @@ def _lay_out(sequences: list[_Sequence]) -> tuple[list[np.ndarray], list[np.ndar
         response_at = place(sequence.response, len(sequence.prompt))
         unrolled.append(np.concatenate((prompt_at[sequence.prompt], response_at)))
     return ids, positions, unrolled
+
+
+def _constants_last(sequences: list[_Sequence], unrolled: list[np.ndarray]) -> tuple[int, np.ndarray, list[np.ndarray]]:
+    """How many packed tokens are not constant, the order that puts those first, and `unrolled` in that order."""
+    constant = np.zeros(max(index[-1] for index in unrolled) + 1, dtype=bool)
+    for sequence, index in zip(sequences, unrolled, strict=True):
+        marks = sequence.sample.constant_N
+        if marks is not None:  # the position of response token t predicts token t + 1
+            constant[index[len(sequence.prompt) :]] = marks[1 : len(sequence.response) + 1]
+    order = np.argsort(constant, kind="stable")
+    place = np.argsort(order)
+    return len(constant) - int(constant.sum()), order, [place[index] for index in unrolled]

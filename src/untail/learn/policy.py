@@ -9,6 +9,7 @@ from untail.engine.attention.varlen import SharedPrefixAttention, VarlenAttentio
 from untail.engine.models.decoder import Decoder
 from untail.learn.logprob import LossOfRows, head_loss, token_logprobs
 from untail.learn.pack import MicroBatch
+from untail.learn.prune import forward_with_constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +23,19 @@ class Policy:
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """log pi of every token in the loss, [R]."""
         head = (self.decoder.output_weight, micro.columns.target_R, self.temperature, self.logit_rows)
-        return token_logprobs(self._hidden(micro), *head)[0]
+        return token_logprobs(self.hidden(micro), *head)[0]
 
     def loss(self, micro: MicroBatch, loss_of: LossOfRows) -> Tensor:
         """`loss_of` summed over the rows of the micro-batch, differentiable in the decoder's parameters."""
         head = (self.decoder.output_weight, micro.columns.target_R, self.temperature, self.logit_rows)
-        return head_loss(self._hidden(micro), *head, loss_of)
+        return head_loss(self.hidden(micro), *head, loss_of)
 
-    def _hidden(self, micro: MicroBatch) -> Tensor:
+    def hidden(self, micro: MicroBatch) -> Tensor:
+        """The normed hidden state that predicts each token in the loss, [R, D]."""
         attention = SharedPrefixAttention(VarlenAttention(micro.lengths), micro.unrolled_U, micro.home_T)
-        hidden_TD = self.decoder(micro.ids_T, micro.positions_T, attention, self.recompute)
+        tokens = (micro.ids_T, micro.positions_T)
+        if micro.live < len(micro.ids_T):
+            hidden_TD = forward_with_constants(self.decoder, *tokens, micro.live, attention, self.recompute)
+        else:
+            hidden_TD = self.decoder(*tokens, attention, self.recompute)
         return hidden_TD.index_select(0, micro.predictor_R)

@@ -10,7 +10,7 @@ from typing import Any
 
 from untail.config import LearnConfig, parse
 from untail.errors import ConfigError
-from untail.learn.advantage import ADVANTAGES, Advantage
+from untail.learn.advantage import ADVANTAGES, TokenAdvantage
 from untail.learn.credit import CREDITS, Credit
 from untail.learn.importance import IMPORTANCES, Importance
 from untail.learn.mask import MASKS, Mask
@@ -21,7 +21,7 @@ IMPORTANCE = {"name": "pois"}
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    advantage: Advantage
+    advantage: TokenAdvantage
     importance: Importance
     credit: Credit
     masks: dict[str, Mask]
@@ -47,8 +47,15 @@ def rules_of(config: LearnConfig, longest: int) -> Rules:
     """`longest` is the longest response that the recipe allows."""
     for name in config.masks:
         MASKS.get(name)  # one left out has to be known, too
+    advantage = ADVANTAGES.build(config.advantage, "learn.advantage", longest)
+    for field in ("critic", "bridge"):
+        if getattr(config, field) is not None and not advantage.needs_values:
+            raise ConfigError(
+                f"learn.{field} is set, but learn.advantage = {config.advantage['name']!r} asks no critic; leave it "
+                "out, or set learn.advantage to 'ppo'"
+            )
     return Rules(
-        ADVANTAGES.build(config.advantage, "learn.advantage", longest),
+        advantage,
         IMPORTANCES.build(config.importance or IMPORTANCE, "learn.importance"),
         CREDITS.build(config.credit, "learn.credit"),
         {

@@ -7,12 +7,14 @@ its part in both.
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from untail.config import LossKind
 from untail.errors import UserError
 from untail.learn import column
+from untail.learn.gae import Estimates
 from untail.learn.rules import Rules
 from untail.types import Group, Trajectory
 
@@ -22,7 +24,8 @@ class Sample:
     """One trajectory with its columns for the loss; N response tokens, float64.
 
     `counts` is what it counts for in a mean over samples. With `is_corrected` its weight makes up for how it was
-    sampled, so that nobody else must.
+    sampled, so that nobody else must. `span` is the part of the response that is trained now; the rest is context.
+    `constant_N` marks tokens whose predicting position is a constant to the gradient (see prune.py), if any is.
     """
 
     trajectory: Trajectory
@@ -30,6 +33,8 @@ class Sample:
     weight_N: np.ndarray
     counts: float = 1.0
     is_corrected: bool = False
+    span: tuple[int, int | None] = (0, None)
+    constant_N: np.ndarray | None = None
 
     @property
     def behaviour_N(self) -> np.ndarray:
@@ -37,20 +42,29 @@ class Sample:
         logprob = column.policy_logprob if self.is_corrected else column.behaviour_logprob
         return logprob(self.trajectory)
 
+    @property
+    def written(self) -> int:
+        """Tokens of the span that the model wrote."""
+        return sum(self.trajectory.from_model[slice(*self.span)])
 
-def samples_of(group: Group, rules: Rules) -> list[Sample]:
-    """advantage_t = A_i for every token t of trajectory i; weight_t = 1 where the model wrote the token, else 0, times
-    its credit, times 0 where a mask takes it out."""
+
+def samples_of(group: Group, rules: Rules, estimates: Estimates = MappingProxyType({})) -> list[Sample]:
+    """advantage_t as the rule has it: the same number for every token of a trajectory, or one of its own; weight_t = 1
+    where the model wrote the token, else 0, times its credit, times 0 where a mask takes it out. Of a trajectory that
+    has an estimate, only the tokens that it is about are trained."""
     seen = Group(group.id, group.prompt, [trajectory for trajectory in group.trajectories if not trajectory.masked])
     credits = zip(group.trajectories, rules.credit.weigh(group), strict=True)
     credit_of = {trajectory.id: credit for trajectory, credit in credits}
     samples = []
-    for trajectory, value in zip(seen.trajectories, rules.advantage.compute(seen), strict=True):
+    for trajectory, advantage_N in zip(seen.trajectories, rules.advantage.per_token(seen, estimates), strict=True):
         weight_N = column.from_model(trajectory) * credit_of[trajectory.id]
+        estimate = estimates.get(trajectory.id)
+        span = (0, None) if estimate is None else (estimate.begin, estimate.end)
+        weight_N[~_within(span, len(weight_N))] = 0.0
         for mask in rules.scopes:
             weight_N *= mask.keep(trajectory)
-        advantage_N, counts = np.full(len(trajectory.tokens), value), rules.credit.counts(trajectory)
-        sample = Sample(trajectory, advantage_N, weight_N, counts, rules.credit.corrects_sampling)
+        counts = rules.credit.counts(trajectory)
+        sample = Sample(trajectory, advantage_N, weight_N, counts, rules.credit.corrects_sampling, span)
         _refuse_if_blind(sample, rules)
         samples.append(sample)
     return samples
@@ -64,8 +78,8 @@ def teaches(samples: list[Sample]) -> bool:
 def normalise(samples: list[Sample], loss: LossKind, length: int) -> None:
     """Scale the weights of one minibatch (the samples of one optimizer step) so that its loss is a plain sum.
 
-    With w_it the weight of token t of sample i, m_i the tokens of sample i that the model wrote, c_i what the sample
-    counts for, and n = sum_i c_i:
+    With w_it the weight of token t of sample i, m_i the tokens of sample i's span that the model wrote, c_i what the
+    sample counts for, and n = sum_i c_i:
       token     w_it / sum_j c_j m_j
       sequence  w_it / (n m_i)
       constant  w_it / (n length)
@@ -74,11 +88,17 @@ def normalise(samples: list[Sample], loss: LossKind, length: int) -> None:
     out is not made up for by what stays.
     """
     n = sum(sample.counts for sample in samples)
-    written = [sum(sample.trajectory.from_model) for sample in samples]
+    written = [sample.written for sample in samples]
     total = sum(sample.counts * own for sample, own in zip(samples, written, strict=True))
     for sample, own in zip(samples, written, strict=True):
         divisor = {"token": total, "sequence": n * own, "constant": n * length}[loss]
         sample.weight_N = sample.weight_N / divisor if divisor > 0 else np.zeros_like(sample.weight_N)
+
+
+def _within(span: tuple[int, int | None], count: int) -> np.ndarray:
+    within = np.zeros(count, dtype=bool)
+    within[slice(*span)] = True
+    return within
 
 
 def _refuse_if_blind(sample: Sample, rules: Rules) -> None:

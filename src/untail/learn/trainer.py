@@ -25,9 +25,11 @@ from untail.learn.loss import PolicyLoss
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import LossColumns, MicroBatch, pack
 from untail.learn.policy import Policy
+from untail.learn.prune import prune
 from untail.learn.rules import rules_of
 from untail.learn.sample import Sample, normalise, samples_of, teaches
 from untail.learn.tally import Tally
+from untail.learn.values import Judged, Values
 from untail.types import Batch
 
 Minibatch = list[MicroBatch]
@@ -55,6 +57,9 @@ class Trainer:
         self.reference: Policy | None = None
         if config.kl > 0:
             self.reference = Policy(copy.deepcopy(decoder).requires_grad_(False), temperature, config.logit_rows)
+        self.values: Values | None = None
+        if self.rules.advantage.needs_values:
+            self.values = Values(decoder, config, self.rules.advantage)
         self._optimizer = Optimizer(decoder.named_parameters(), config)
         low, high = self.rules.advantage.clip
         self._loss = PolicyLoss(self.rules.importance, config.clip_low or low, config.clip_high or high, config.kl)
@@ -62,31 +67,48 @@ class Trainer:
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on `batch`; returns this update's figures. `optimizer_steps` is 0 where no group taught anything."""
         start = time.perf_counter()
-        groups = [samples_of(group, self.rules) for group in batch.groups]
+        judged = Judged(batch.groups, {}, {}) if self.values is None else self.values.judge(batch)
+        groups = [samples_of(group, self.rules, judged.estimates) for group in judged.groups]
+        self._over_batch([sample for group in groups for sample in group])
         minibatches = self._minibatches(groups, batch.version)
         self._fill_logprobs(minibatches)
         middle = time.perf_counter()
         tally = Tally()
         outcomes = Counter(self._step(minibatch, tally) for minibatch in minibatches)
-        return tally.figures() | {
-            "zero_variance_groups": sum(not teaches(group) for group in groups),
-            "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
-            "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
-            "masked_tokens": sum(map(_masked_tokens, groups)),
-            "optimizer_steps": outcomes["taken"],
-            "skipped_updates": outcomes["skipped"],
-            "dropped_minibatches": outcomes["dropped"],
-            "logprob_s": middle - start,
-            "update_s": time.perf_counter() - middle,
-        }
+        return (
+            tally.figures()
+            | judged.figures
+            | {
+                "zero_variance_groups": sum(not teaches(group) for group in groups),
+                "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
+                "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
+                "masked_tokens": sum(map(_masked_tokens, groups)),
+                "optimizer_steps": outcomes["taken"],
+                "skipped_updates": outcomes["skipped"],
+                "dropped_minibatches": outcomes["dropped"],
+                "logprob_s": middle - start,
+                "update_s": time.perf_counter() - middle,
+            }
+        )
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and optimizer state as flat tensors (not copied: write them before the next update), and numbers."""
-        return self._optimizer.tensors(), {"optimizer_steps": self._optimizer.steps}
+        tensors, numbers = self._optimizer.tensors(), {"optimizer_steps": self._optimizer.steps}
+        if self.values is None:
+            return tensors, numbers
+        return tensors | self.values.tensors(), numbers | {"critic": self.values.numbers()}
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue from `state_dict`, in place: the engine's weights change too."""
         self._optimizer.load(tensors, numbers["optimizer_steps"])
+        if self.values is not None:
+            self.values.load(tensors, numbers["critic"])
+
+    def _over_batch(self, samples: list[Sample]) -> None:
+        in_loss = [sample.weight_N != 0 for sample in samples]
+        advantages = self.rules.advantage.over_batch([sample.advantage_N for sample in samples], in_loss)
+        for sample, advantage_N in zip(samples, advantages, strict=True):
+            sample.advantage_N = advantage_N
 
     def _minibatches(self, groups: list[list[Sample]], version: int) -> list[Minibatch]:
         """Groups dealt out to `updates` minibatches, those that teach first, so that each gets its share of them."""
@@ -99,6 +121,8 @@ class Trainer:
             hand = dealt[number :: self.config.updates]
             normalise([sample for group in hand for sample in group], loss, self.config.loss_length)
             samples = [sample for group in hand if teaches(group) for sample in group]
+            if self.config.prune is not None:
+                prune(samples, self.config.prune)
             minibatches.append(pack(samples, self.config.micro_batch_tokens, weight.device, dtype, version))
         return [minibatch for minibatch in minibatches if minibatch]
 
@@ -136,4 +160,4 @@ class Trainer:
 
 def _masked_tokens(samples: list[Sample]) -> int:
     """Tokens that the model wrote and that weigh nothing."""
-    return sum(sum(sample.trajectory.from_model) - int(np.count_nonzero(sample.weight_N)) for sample in samples)
+    return sum(sample.written - int(np.count_nonzero(sample.weight_N)) for sample in samples)

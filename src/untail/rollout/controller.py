@@ -67,6 +67,15 @@ class Controller:
             await self._hear()
         return await self._close()
 
+    def underway(self) -> list[Group]:
+        """Between two steps: the groups that wait for a later update, with what their members have so far."""
+        pool = self.stage.pool
+        live = [
+            Group(group.id, group.plan.prompt, [m.trajectory for m in group.members if m.state is not State.GONE])
+            for group in pool.live.values()
+        ]
+        return [*live, *pool.ready]
+
     async def close(self) -> None:
         """Let go of everything, wherever it is."""
         self._set_alarm(math.inf)

@@ -1,7 +1,8 @@
 """What a group's members get in the end, and what history keeps of them.
 
 Invariant: a trajectory that was stopped never keeps a reward of its own: `penalty` gives -1, `zero` 0, `group_min` the
-lowest reward of its siblings that ended by themselves, `mask` takes it out of the loss and the statistics.
+lowest reward of its siblings that ended by themselves, `mask` takes it out of the loss and the statistics (a critic
+learns from it all the same, with the penalty).
 """
 
 from untail.history.stats import Record
@@ -18,12 +19,12 @@ def settle_rewards(group: LiveGroup) -> None:
         match member.rule:
             case "penalty":
                 member.trajectory.reward = PENALTY
+            case "mask":
+                member.trajectory.reward, member.trajectory.masked = PENALTY, True
             case "zero":
                 member.trajectory.reward = 0.0
             case "group_min":
                 member.trajectory.reward = min(earned, default=0.0)
-            case "mask":
-                member.trajectory.masked = True
 
 
 def records_of(group: LiveGroup, step: int, longest: int) -> list[Record]:

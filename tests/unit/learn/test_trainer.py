@@ -315,5 +315,5 @@ def test_the_gradient_points_uphill(decoder):
 
 
 def test_a_bad_advantage_is_named(decoder):
-    with pytest.raises(ConfigError, match="unknown advantage 'ppo'"):
-        Trainer(decoder, learn_config(advantage={"name": "ppo"}))
+    with pytest.raises(ConfigError, match="unknown advantage 'pppo'"):
+        Trainer(decoder, learn_config(advantage={"name": "pppo"}))

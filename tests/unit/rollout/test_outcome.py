@@ -24,7 +24,7 @@ def stop(member, rule: str, tokens: int = 5):
 
 @pytest.mark.parametrize(
     ("rule", "reward", "masked"),
-    [("penalty", -1.0, False), ("zero", 0.0, False), ("group_min", 0.5, False), ("mask", 7.0, True)],
+    [("penalty", -1.0, False), ("zero", 0.0, False), ("group_min", 0.5, False), ("mask", -1.0, True)],
 )
 def test_each_rule(rule, reward, masked):
     group = group_with(0.5, 0.75, size=3)

@@ -75,6 +75,10 @@ class Decoder(nn.Module):
         return self.rms(hidden_TD, self.norm)
 
     def layer(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        return self.after_attention(number, hidden_TD, attention(number, *self.qkv(number, hidden_TD, cos, sin)))
+
+    def qkv(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer's queries, keys and values, rotated."""
         layer, shape = self._layers[number], self.shape
         qkv = F.linear(self.rms(hidden_TD, layer.input_norm), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
@@ -84,7 +88,12 @@ class Decoder(nn.Module):
         else:
             qk, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
         q, k = rotate(qk, cos, sin).split((shape.heads, shape.kv_heads), dim=1)
-        hidden_TD = hidden_TD + F.linear(attention(number, q, k, v), layer.out)
+        return q, k, v
+
+    def after_attention(self, number: int, hidden_TD: Tensor, attended: Tensor) -> Tensor:
+        """The rest of a layer: what attention found is added, then the feed-forward."""
+        layer = self._layers[number]
+        hidden_TD = hidden_TD + F.linear(attended, layer.out)
         gate, up = F.linear(self.rms(hidden_TD, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
         return hidden_TD + F.linear(F.silu(gate) * up, layer.down)
 

@@ -8,20 +8,24 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import numpy as np
+
 from untail.config import LossKind, Strict
+from untail.learn.gae import Estimates
 from untail.registry import Registry
 from untail.types import Group
 
 
-class Advantage(ABC):
+class TokenAdvantage(ABC):
     """`loss` and `clip` are the aggregation and the clip the method was published with: what `learn.loss`,
     `learn.clip_low` and `learn.clip_high` are where a recipe leaves them unset. `longest` is the longest response that
-    the recipe allows."""
+    the recipe allows. With `needs_values` a critic is trained, and what it says is in `estimates`."""
 
     class Config(Strict):
         pass
 
     loss: ClassVar[LossKind]
+    needs_values: ClassVar[bool] = False
     clip: ClassVar[tuple[float, float]] = (0.2, 0.2)
 
     def __init__(self, config: Any, longest: int):
@@ -29,11 +33,27 @@ class Advantage(ABC):
         self.longest = longest
 
     @abstractmethod
+    def per_token(self, group: Group, estimates: Estimates) -> list[np.ndarray]:
+        """A number for every response token of every trajectory of `group`, in its order."""
+
+    def over_batch(self, advantages: list[np.ndarray], in_loss: list[np.ndarray]) -> list[np.ndarray]:
+        """The same once all groups of a batch have theirs; `in_loss` are masks."""
+        return advantages
+
+
+class Advantage(TokenAdvantage):
+    """One that is the same for all tokens of a trajectory."""
+
+    @abstractmethod
     def compute(self, group: Group) -> list[float]:
         """One number per trajectory of `group`, in its order; it stands for all tokens of the trajectory."""
 
+    def per_token(self, group: Group, estimates: Estimates) -> list[np.ndarray]:
+        numbers = zip(group.trajectories, self.compute(group), strict=True)
+        return [np.full(len(trajectory.tokens), number) for trajectory, number in numbers]
 
-ADVANTAGES: Registry[Advantage] = Registry("advantage")
+
+ADVANTAGES: Registry[TokenAdvantage] = Registry("advantage")
 
 
 def deviations(rewards: list[float]) -> list[float]:

@@ -1,0 +1,154 @@
+"""The critic: what the rest of a response is worth, token by token.
+
+V_t is read off the hidden state that predicts token t, by two layers: V = w tanh(A h + a) + b, with w and b 0 at the
+start. `head` reads the policy's own last hidden state and leaves the trunk alone: the policy is moved by its own loss
+only, and the critic costs one forward pass. `model` is a copy of the policy's trunk as it is when the run begins, and
+all of it learns.
+
+With R_t the GAE return (gae.py), V_old the value before the update, over all n tokens of the batch:
+  loss = 1/n sum_t 1/2 max((V_t - R_t)^2, (clip(V_t, V_old - c, V_old + c) - R_t)^2)
+
+Invariant: it learns from every token that is trained and from those of masked trajectories too. A value that is not
+finite counts as 0 and is counted, and a gradient that is not finite moves nothing.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from untail.config import CriticConfig, LearnConfig
+from untail.engine.models.decoder import Decoder
+from untail.learn.bridge import Stretch
+from untail.learn.optimizer import Optimizer
+from untail.learn.pack import MicroBatch, pack
+from untail.learn.policy import Policy
+from untail.learn.sample import Sample
+from untail.types import Trajectory
+
+
+class ValueHead(nn.Module):
+    def __init__(self, hidden: int, device: torch.device, dtype: torch.dtype):
+        super().__init__()
+        noise = torch.randn(hidden, hidden, generator=torch.Generator().manual_seed(0)) / hidden**0.5
+        self.inner = nn.Parameter(noise.to(device, dtype))
+        self.inner_bias = nn.Parameter(torch.zeros(hidden, device=device, dtype=dtype))
+        self.outer = nn.Parameter(torch.zeros(hidden, device=device, dtype=dtype))
+        self.outer_bias = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+
+    def forward(self, hidden_RD: Tensor) -> Tensor:
+        inner_RD = torch.tanh(hidden_RD.to(self.inner.dtype) @ self.inner.T + self.inner_bias)
+        return inner_RD @ self.outer + self.outer_bias
+
+
+@dataclass(slots=True)
+class Reading:
+    """The critic's values before an update: by trajectory id, and in the micro-batches they were computed in."""
+
+    value_N: dict[str, np.ndarray]
+    not_finite: int
+    micros: list[MicroBatch]
+    hidden: list[Tensor]  # of each micro-batch, where the trunk does not learn
+
+
+class Critic:
+    def __init__(self, decoder: Decoder, config: CriticConfig, learn: LearnConfig):
+        self.config = config
+        self._micro_batch_tokens = learn.micro_batch_tokens
+        self._own_trunk = config.kind == "model"
+        trunk = copy.deepcopy(decoder) if self._own_trunk else decoder
+        self._reader = Policy(trunk, 1.0, learn.logit_rows, learn.recompute)
+        weight = decoder.output_weight
+        self._dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.head = ValueHead(decoder.shape.hidden, weight.device, self._dtype)
+        parameters = dict(self.head.named_parameters(prefix="head"))
+        if self._own_trunk:
+            parameters |= dict(trunk.named_parameters(prefix="trunk"))
+        self.optimizer = Optimizer(parameters.items(), learn.model_copy(update={"lr": config.lr}))
+
+    @torch.no_grad()
+    def read(self, stretches: Sequence[Stretch]) -> Reading:
+        """Values of every token of the stretches that the model wrote, and of the positions beyond them."""
+        samples = [_wanted(stretch) for stretch in stretches]
+        micros = pack(samples, self._micro_batch_tokens, self.head.inner.device, self._dtype)
+        reading = Reading({s.trajectory.id: np.zeros(len(s.weight_N)) for s in samples}, 0, micros, [])
+        for micro in micros:
+            hidden_RD = self._reader.hidden(micro)
+            if not self._own_trunk:
+                reading.hidden.append(hidden_RD)
+            value_R = self.head(hidden_RD).double().cpu().numpy()
+            reading.not_finite += int((~np.isfinite(value_R)).sum())
+            value_R = np.where(np.isfinite(value_R), value_R, 0.0)
+            for sample, own in zip(micro.samples, np.split(value_R, _ends(micro)[:-1]), strict=True):
+                reading.value_N[sample.trajectory.id][np.flatnonzero(sample.weight_N)] = own
+        return reading
+
+    def learn(
+        self, reading: Reading, returns: dict[str, np.ndarray], taught: dict[str, np.ndarray]
+    ) -> dict[str, float]:
+        """`epochs` optimizer steps towards `returns` at the tokens that `taught` marks, both by trajectory id."""
+        columns = [self._columns(micro, reading.value_N, returns, taught) for micro in reading.micros]
+        tokens = sum(mask.sum() for mask in taught.values())
+        losses, taken = [], 0
+        for _ in range(self.config.epochs if tokens else 0):
+            loss_of_epoch = 0.0
+            for number, (old_R, return_R, taught_R) in enumerate(columns):
+                loss = self._value_loss(self._values(reading, number)[taught_R], old_R[taught_R], return_R[taught_R])
+                (loss / tokens).backward()
+                loss_of_epoch += loss.item() / tokens
+            taken += self.optimizer.step()[1]
+            losses.append(loss_of_epoch)
+        skipped = len(losses) - taken
+        return {"critic_skipped": skipped, **({"value_loss": losses[0]} if losses and np.isfinite(losses[0]) else {})}
+
+    def _values(self, reading: Reading, number: int) -> Tensor:
+        hidden = self._reader.hidden(reading.micros[number]) if self._own_trunk else reading.hidden[number]
+        return self.head(hidden)
+
+    def _value_loss(self, value_R: Tensor, old_R: Tensor, return_R: Tensor) -> Tensor:
+        clipped_R = torch.clamp(value_R, old_R - self.config.clip, old_R + self.config.clip)
+        return 0.5 * torch.maximum((value_R - return_R) ** 2, (clipped_R - return_R) ** 2).sum()
+
+    def _columns(self, micro: MicroBatch, *by_id: dict[str, np.ndarray]) -> list[Tensor]:
+        """Each of `by_id` in the order of the rows; rows beyond a trajectory's columns are not taught."""
+        device, columns = self.head.inner.device, []
+        for column in by_id:
+            parts = []
+            for sample in micro.samples:
+                rows = np.flatnonzero(sample.weight_N)
+                own = column[sample.trajectory.id]
+                parts.append(np.append(own, [0])[np.minimum(rows, len(own))].astype(own.dtype))
+            whole = torch.from_numpy(np.concatenate(parts)).to(device)
+            columns.append(whole if whole.dtype == torch.bool else whole.to(self._dtype))
+        return columns
+
+
+def _wanted(stretch: Stretch) -> Sample:
+    """A sample that has a row for every position whose value is asked for."""
+    trajectory = stretch.trajectory
+    if stretch.beyond and stretch.beyond[-1] == len(trajectory.tokens):
+        trajectory = _with_one_more(trajectory)
+    wanted_N = np.zeros(len(trajectory.tokens))
+    wanted_N[stretch.begin : stretch.end] = trajectory.from_model[stretch.begin : stretch.end]
+    wanted_N[list(stretch.beyond)] = 1.0
+    return Sample(trajectory, np.zeros(len(wanted_N)), wanted_N)
+
+
+def _with_one_more(trajectory: Trajectory) -> Trajectory:
+    """Followed by a token that does not exist yet: the last token is what predicts it, and that has a value."""
+    return replace(
+        trajectory,
+        tokens=[*trajectory.tokens, 0],
+        policy_logprob=[],
+        behaviour_logprob=[],
+        version=[*trajectory.version, 0],
+        mixed_kv=[],
+        from_model=[*trajectory.from_model, True],
+    )
+
+
+def _ends(micro: MicroBatch) -> np.ndarray:
+    return np.cumsum([np.count_nonzero(sample.weight_N) for sample in micro.samples])
