@@ -61,6 +61,7 @@ def simulate(name: str, recipe: Recipe, scene: Scene) -> dict[str, Any]:
         "slot_bubble": _over_time(rows, "slot_bubble"),
         "tail_share": _over_time(rows, "tail_share"),
         "mean_len": fmean(row["len_mean"] for row in rows),
+        "first_segment": fmean(row["first_segment"] for row in rows if row["first_segment"] is not None),
         "tok_s": sum(row["tokens"] for row in rows) / seconds,
         "bad_generation": fmean(row["bad_generation"] for row in rows),
         "staleness": fmean(row["staleness"]["mean"] for row in rows),

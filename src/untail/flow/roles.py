@@ -120,6 +120,7 @@ class LocalRoles(LocalJudge):
             entropy=gives.entropy != "none",
             logprobs=gives.logprobs,
             lossy=self.mechanisms.lossy,
+            sure_pruners=self.mechanisms.sure_pruners,
         )
 
     def refuse_bad_history(self) -> None:

@@ -82,9 +82,11 @@ def resolved(config: LearnConfig) -> LearnConfig:
     return config.model_copy(update={"masks": masks, **tables})
 
 
-def refuse_unfit(rules: Rules, backend: str, *, entropy: bool, logprobs: bool, lossy: Collection[str]) -> None:
+def refuse_unfit(
+    rules: Rules, backend: str, *, entropy: bool, logprobs: bool, lossy: Collection[str], sure_pruners: Collection[str]
+) -> None:
     """`entropy` and `logprobs`: whether the backend tells them of every token. `lossy`: the mechanisms of the recipe
-    whose tokens are not sampled from the policy itself."""
+    whose tokens are not sampled from the policy itself. `sure_pruners`: those that prune without a draw."""
     if rules.needing_logprobs and not logprobs:
         raise ConfigError(
             f"{rules.needing_logprobs[0]} needs the log-prob of every token, which the backend {backend!r} does not "
@@ -100,6 +102,12 @@ def refuse_unfit(rules: Rules, backend: str, *, entropy: bool, logprobs: bool, l
         raise ConfigError(
             f"mechanisms.{next(iter(lossy))} samples tokens from something else than the policy, and the recipe's "
             "importance rule cannot tell; set learn.importance to 'tis' or 'segment', or learn.credit to 'weights'"
+        )
+    if sure_pruners and rules.credit.needs_survival:
+        raise ConfigError(
+            "learn.credit = 'weights' weighs survivors by their chance to live, but "
+            f"mechanisms.{next(iter(sure_pruners))} prunes without a draw; prune with mechanisms.outliers at a "
+            "probability below 1, or set learn.credit to 'once'"
         )
 
 

@@ -21,7 +21,7 @@ whole in itself: what runs when it closes is deferred or cancelled, and resumed 
 | stop       | a watcher or its group ended it      | id, group, tokens, made, reason, segments, audited |
 | cancel     | it is not waited for any longer      | id, group, tokens, made, why (step, group), audited |
 | fail       | its engine or its scorer failed      | id, group, tokens, error |
-| end        | it ended by itself | id, group, tokens, prompt_tokens, end, versions, entropy, predicted, turns |
+| end | it ended by itself | id, group, tokens, prompt_tokens, end, segments, versions, entropy, predicted, turns |
 | left | its slot is free after one of the three above, or an audit's end | id, overrun |
 | score      | its reward is known                  | id, reward, failure, text (the response's end) |
 | partial    | its partial score failed             | id, failure |

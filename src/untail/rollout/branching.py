@@ -55,8 +55,11 @@ class Branching:
         members = {member.id: member for member in group.open}
         for name, verdict in self.stage.mechanisms.decide(point, group, self.stage.view).items():
             member = members[name]
-            stops = verdict.act == "stop" and verdict.reason not in self.stage.audit.off and self._may_stop(member)
-            if stops and member.is_open:
+            counts = member.is_open and verdict.reason not in self.stage.audit.off and self._may_stop(member)
+            if counts and verdict.act == "spare":
+                member.trajectory.survival *= 1 - verdict.chance
+            elif counts and verdict.act == "stop":
+                member.trajectory.survival = 0.0
                 self._stop(member, verdict)
 
     def _fill_places(self, group: LiveGroup) -> None:

@@ -155,6 +155,7 @@ class Lives:
                 tokens=member.length,
                 prompt_tokens=len(trajectory.prompt.tokens),
                 end=trajectory.end,
+                segments=sum(segment.why != "reply" for segment in trajectory.segments),
                 versions=[trajectory.version[0], trajectory.version[-1]],
                 entropy=trajectory.mean_entropy,
                 predicted=member.group.plan.predicted.known_mean,

@@ -139,6 +139,11 @@ class Mechanisms:
         return [name for name, mechanism in self.by_name.items() if mechanism.is_lossy]
 
     @property
+    def sure_pruners(self) -> list[str]:
+        """Those that prune without a draw."""
+        return [name for name, mechanism in self.by_name.items() if mechanism.prunes_surely]
+
+    @property
     def rest(self) -> Rest:
         """What becomes of unfinished groups: whoever keeps more wins."""
         rests = {mechanism.rest for mechanism in self.finishes}

@@ -173,6 +173,11 @@ class Mechanism:
         corrects for that may have them."""
         return False
 
+    @property
+    def prunes_surely(self) -> bool:
+        """What it prunes had no chance to live: a learner cannot make up for it with weights."""
+        return False
+
     def check(self, group: int, budget: int) -> None:
         """Raise ConfigError for settings that contradict the recipe's group size or longest response."""
 
@@ -257,11 +262,13 @@ class Strider(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`cut`: its segment ends here. `stop`: it ends here, and its reward follows the rule `stopped`."""
+    """`cut`: its segment ends here. `stop`: it ends here, and its reward follows the rule `stopped`. `spare`: it goes
+    on, but it was to be stopped with the probability `chance`, and the draw let it live."""
 
-    act: Literal["cut", "stop"]
+    act: Literal["cut", "stop", "spare"]
     reason: str
     stopped: Literal["penalty", "group_min", "zero", "mask"] = "penalty"
+    chance: float = 1.0
 
 
 class Watch(ABC):

@@ -10,7 +10,7 @@ from untail.config import LearnConfig, load_recipe, recipe_names
 from untail.errors import ConfigError
 from untail.learn.rules import refuse_unfit, resolved
 
-GOOD = {"entropy": True, "logprobs": True, "lossy": ()}
+GOOD = {"entropy": True, "logprobs": True, "lossy": (), "sure_pruners": []}
 
 
 def test_a_name_alone_is_a_table():
@@ -100,3 +100,11 @@ def test_rules_are_checked_without_torch():
     code = "import sys, untail.learn.rules; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_weights_need_survivors_that_a_draw_spared():
+    sure = {**GOOD, "sure_pruners": ["tournament"]}
+    with pytest.raises(ConfigError, match=r"learn.credit = 'weights' .* mechanisms.tournament prunes without a draw"):
+        refuse_unfit(rules(credit="weights"), "native", **sure)
+    refuse_unfit(rules(credit="weights"), "native", **GOOD)
+    refuse_unfit(rules(credit="once"), "native", **sure)

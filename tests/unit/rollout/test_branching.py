@@ -200,3 +200,19 @@ def test_patience_of_one_segment():
     rig = Rig(lengths((9,)), {}, strides(2), prunes(lambda p, m: m == 2), **{**ONE, "patience": "segment"})
     (stop,) = rig.step().all("stop")
     assert (stop["tokens"], stop["segments"]) == (2, 1)
+
+
+class Draws(Mechanism, GroupPoint):
+    """At every boundary the last is drawn against the first two: it goes at the second, and they live with 3/4 each."""
+
+    def decide(self, group, view):
+        *others, last = [member.id for member in group.open]
+        act = "stop" if len(group.open[-1].trajectory.segments) == 2 else "spare"
+        return {**{name: Verdict("spare", "draw", chance=0.25) for name in others}, last: Verdict(act, "draw")}
+
+
+def test_who_outlives_a_draw_is_known_with_its_chance():
+    rig = Rig(lengths((9, 9, 9)), {}, strides(3), Draws, prompts=1, group=3, patience=6)
+    step = rig.step()
+    survival = {name: trajectory.survival for name, trajectory in step.trained.items()}
+    assert survival == {"0/0": 0.75, "0/1": 0.75, "0/2": 0.0}, "the first boundary was within the patience"

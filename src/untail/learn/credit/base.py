@@ -18,6 +18,7 @@ class Credit(ABC):
     class Config(Strict):
         pass
 
+    needs_survival: ClassVar[bool] = False  # the chance with which every survivor was spared
     corrects_sampling: ClassVar[bool] = False  # pi_v / mu is in the weight: for importance, mu is then pi_v
     needs_logprobs: ClassVar[bool] = False  # refuses a backend that cannot tell a token's log-prob
 

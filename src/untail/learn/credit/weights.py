@@ -23,6 +23,7 @@ from untail.types import Group, Trajectory
 
 @CREDITS.register("weights")
 class Weights(Credit):
+    needs_survival = True
     corrects_sampling = True
     needs_logprobs = True
 

@@ -1,7 +1,8 @@
-"""What all that prune share: a floor under the group, and what the pruned get.
+"""What all that prune share: a floor under the group, a draw where pruning is random, and what the pruned get.
 
 Invariant: at least max(2, floor x group size) members of a group are never pruned, the finished ones included. Who goes
-beyond that is told worst first, and the floor spares the last of them.
+beyond that is told worst first, and the floor spares the last of them. Whoever a draw lets live is told with its
+chance, given how the draws before it went: what a learner needs to weigh the survivors without bias.
 """
 
 import math
@@ -36,11 +37,27 @@ class Pruner(Mechanism, GroupPoint):
 
     def decide(self, group: LiveGroup, view: View) -> dict[str, Verdict]:
         room = max(0, len(group.alive) - self._floor(group.plan.size))
-        return {m.id: self.verdict for m in self.worst(group, view)[:room]}
+        verdicts: dict[str, Verdict] = {}
+        for member in self.worst(group, view):
+            if room == 0:
+                break
+            verdicts[member.id] = self._verdict(member, view)
+            room -= verdicts[member.id].act == "stop"
+        return verdicts
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict("stop", self.reason, self.config.stopped)
+    def chance(self) -> float:
+        """With which the worst are pruned."""
+        return 1.0
+
+    @property
+    def prunes_surely(self) -> bool:
+        return self.chance >= 1
+
+    def _verdict(self, member: Member, view: View) -> Verdict:
+        draws = view.rng(self.reason, member.id, len(member.trajectory.segments))
+        act: Literal["stop", "spare"] = "stop" if draws.random() < self.chance else "spare"
+        return Verdict(act, self.reason, self.config.stopped, self.chance)
 
     @abstractmethod
     def worst(self, group: LiveGroup, view: View) -> list[Member]:

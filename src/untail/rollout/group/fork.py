@@ -40,6 +40,10 @@ class Fork(Mechanism, GroupPoint):
     def wants_partial(self) -> bool:
         return self.config.rank == "partial"
 
+    @property
+    def is_lossy(self) -> bool:
+        return self.config.warmer > 0 and self.config.warmest > 1
+
     def check(self, group: int, budget: int) -> None:
         if self.config.rank == "template" and not self.config.marker_ids:
             raise ConfigError(

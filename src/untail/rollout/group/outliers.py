@@ -42,6 +42,10 @@ class Outliers(Pruner):
     def wants_partial(self) -> bool:
         return self.config.combine == "any"
 
+    @property
+    def chance(self) -> float:
+        return self.config.probability
+
     def worst(self, group: LiveGroup, view: View) -> list[Member]:
         members = group.open
         entropies = {member.id: last_entropy(member) for member in members}
@@ -49,8 +53,7 @@ class Outliers(Pruner):
         distances = {m.id: 1 - alike for m, alike in zip(members, similarities(members), strict=True)}
         bound = far_bound(list(distances.values()), self.config.mads)
         found = [m for m in members if self._is_out(m, distances[m.id] > bound + 1e-9, entropies[m.id])]
-        drawn = [m for m in found if self._draw(m, view)]
-        return sorted(drawn, key=lambda m: (-distances[m.id], m.serial))
+        return sorted(found, key=lambda m: (-distances[m.id], m.serial))
 
     def _remember(self, entropies: list[float], step: int) -> None:
         if step != self._step:
@@ -67,7 +70,3 @@ class Outliers(Pruner):
         if self.config.combine == "all":
             return far and flat
         return far or flat or (member.partial is not None and member.partial < self.config.low_partial)
-
-    def _draw(self, member: Member, view: View) -> bool:
-        draws = view.rng("outliers", member.id, len(member.trajectory.segments))
-        return draws.random() < self.config.probability

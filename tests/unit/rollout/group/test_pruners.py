@@ -1,5 +1,7 @@
 """5.1, 5.2, 5.3 and 5.5, each alone: whom it would prune in a group made by hand."""
 
+from collections import Counter
+
 import pytest
 from tests.helpers.rollout import FakeView
 from tests.unit.rollout.group.helpers import at_boundary, build, numbers
@@ -121,11 +123,21 @@ def test_flat_is_by_what_the_whole_step_has_seen():
 
 
 def test_it_is_pruned_with_a_probability():
-    mechanism, pruned = build("outliers", probability=0.5), 0
+    mechanism, acts = build("outliers", probability=0.5), Counter()
     for step in range(1, 401):
-        pruned += len(mechanism.decide(group_of({9: 0.1}), FakeView(step=step)))
-    assert 160 <= pruned <= 240
-    assert not build("outliers", probability=0.0).decide(group_of({9: 0.1}), VIEW)
+        (verdict,) = mechanism.decide(group_of({9: 0.1}), FakeView(step=step)).values()
+        acts[verdict.act] += 1
+        assert verdict.chance == 0.5
+    assert 160 <= acts["stop"] <= 240
+    assert acts["stop"] + acts["spare"] == 400
+    (verdict,) = build("outliers", probability=0.0).decide(group_of({9: 0.1}), VIEW).values()
+    assert verdict.act == "spare"
+
+
+def test_only_what_leaves_a_chance_is_random():
+    assert not build("outliers", probability=0.9).prunes_surely
+    assert build("outliers", **SURE).prunes_surely
+    assert build("tournament").prunes_surely
 
 
 def test_where_all_are_the_same_nobody_is_far():
