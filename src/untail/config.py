@@ -7,7 +7,7 @@ checks each with its own class. This module imports no torch.
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -189,8 +189,11 @@ def _sentence(cls: type[BaseModel], problems: Any, where: str) -> str:
         return f"unknown key {field!r}; {nearest(path[-1], _known_keys(cls, path[:-1]))}"
     if problem["type"] == "missing":
         return f"{field} is missing; set it in the recipe or with --set {field}=..."
-    if problem["type"] == "value_error":  # a rule of ours, which says itself what it is about
-        return problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        rule = problem["msg"].removeprefix("Value error, ")
+        if field in rule:  # a rule of ours that says itself what it is about
+            return rule
+        return f"{field} = {problem['input']!r} is not valid: {rule}" if path else rule
     ways = [other["msg"] for other in problems if _field_path(cls, other["loc"]) == path]  # of several allowed kinds
     return f"{field} = {problem['input']!r} is not valid: {' or '.join(ways)}"
 
@@ -201,19 +204,21 @@ def _field_path(cls: Any, place: tuple[str | int, ...]) -> list[str]:
     for part in place:
         if cls is not None or isinstance(part, int):
             path.append(str(part))
-        field = cls.model_fields.get(part) if cls is not None else None
-        annotation = field.annotation if field is not None else None
-        cls = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+        cls = _section(cls, part)
     return path
 
 
 def _known_keys(cls: Any, path: list[str]) -> list[str]:
     for part in path:
-        field = cls.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return []
-        cls = field.annotation
-    return list(cls.model_fields)
+        cls = _section(cls, part)
+    return list(cls.model_fields) if cls is not None else []
+
+
+def _section(cls: Any, key: Any) -> type[BaseModel] | None:
+    """The class of the section that `key` stands for, if it is one; it may be left unset."""
+    field = cls.model_fields.get(key) if cls is not None else None
+    kinds = [field.annotation, *get_args(field.annotation)] if field is not None else []
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

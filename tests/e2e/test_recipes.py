@@ -55,6 +55,7 @@ FORKS = [
     "--set=mechanisms.tournament={}",
     "--set=mechanisms.fork={}",
     "--set=mechanisms.defer={}",
+    "--set=learn.importance=segment",
     "--set=task.partial={name = 'endless_wait', words = ['1', '2', '3'], most = 50}",
 ]
 

@@ -23,7 +23,7 @@ def rewards_of(step) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("rule", "reward", "use"),
-    [("penalty", -1.0, "stopped"), ("zero", 0.0, "stopped"), ("group_min", 0.25, "stopped"), ("mask", 0.0, "masked")],
+    [("penalty", -1.0, "stopped"), ("zero", 0.0, "stopped"), ("group_min", 0.25, "stopped"), ("mask", -1.0, "masked")],
 )
 def test_what_a_stopped_one_gets(rule, reward, use):
     scripts = by(lambda p, m: Script((9, 5, 6)[m], reward=(1.0, 0.25, 0.75)[m]))
