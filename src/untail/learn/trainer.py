@@ -165,10 +165,8 @@ class Trainer:
 
     def _gradient(self, minibatch: Minibatch, exact: bool) -> Tensor:
         """Of all parameters, as one vector; the parameters' own gradients stay as they are."""
-        parameters, total = (
-            list(self.policy.decoder.parameters()),
-            torch.zeros((), device=self.policy.decoder.embed.device),
-        )
+        parameters = list(self.policy.decoder.parameters())
+        total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         for micro in minibatch:
             seen = replace(micro, live=len(micro.ids_T)) if exact else micro
             loss = self.policy.loss(seen, partial(self._loss_of_rows, micro.columns, Tally()))
