@@ -32,6 +32,10 @@ $untail compare ulorl --vary 'learn.masks.mastered=false,{}' --steps 40 --seeds 
   | tail -1 > $data/mastered.json
 .venv/bin/python benchmarks/curves.py $data/mastered.curves.json runs/mastered/*/
 
+# The critic's error at segment ends with value bridging and without; what pruned tokens save in an update.
+.venv/bin/python benchmarks/bridging.py $data/bridging.json
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/token_pruning.py $data/token_pruning.json
+
 # In virtual time: 8 engines, 64 x 8 trajectories a step.
 for law in lognormal stress short; do
   $untail simulate --law $law --recipes grpo,ulorl,rollpacker,april,es-grpo,untail --json | tail -1 > $data/sim-$law.json

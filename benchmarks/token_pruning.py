@@ -30,7 +30,7 @@ PROMPTS, GROUP, SHARE = 32, 8, 0.4
 ARMS = {
     "whole": None,
     "exact": PruneConfig(share=SHARE, how="exact"),
-    "detach": PruneConfig(share=SHARE, how="detach"),
+    "detach": PruneConfig(share=SHARE, how="detach", cosine_every=0),
 }
 
 

@@ -65,6 +65,7 @@ class PruneConfig(Strict):
 
     share: Annotated[float, Field(ge=0, lt=1)] = 0.4
     how: Literal["exact", "detach"] = "exact"
+    cosine_every: Annotated[int, Field(ge=0)] = 50  # optimizer steps between looks at how far `detach` is off; 0: never
 
 
 class LearnConfig(Strict):

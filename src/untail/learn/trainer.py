@@ -12,6 +12,7 @@ import copy
 import math
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -138,6 +139,7 @@ class Trainer:
     def _step(self, minibatch: Minibatch, tally: Tally) -> Outcome:
         """One optimizer step on the sum of the micro-batches' losses, unless they say that it must not be taken."""
         losses, own = [], Tally()
+        self._look_at_constants(minibatch, tally)
         for micro in minibatch:
             loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own))
             loss.backward()
@@ -151,6 +153,26 @@ class Trainer:
         norm, taken = self._optimizer.step()
         tally.mean(loss=torch.stack(losses).sum(), grad_norm=norm, lr=torch.tensor(lr, dtype=torch.float64))
         return "taken" if taken else "skipped"
+
+    def _look_at_constants(self, minibatch: Minibatch, tally: Tally) -> None:
+        """Now and then: how far the gradient with constants is off the exact one."""
+        config = self.config.prune
+        if config is None or not config.cosine_every or self._optimizer.steps % config.cosine_every:
+            return
+        if any(micro.live < len(micro.ids_T) for micro in minibatch):
+            gradient = partial(self._gradient, minibatch)
+            tally.mean(prune_cosine=torch.cosine_similarity(gradient(exact=False), gradient(exact=True), dim=0))
+
+    def _gradient(self, minibatch: Minibatch, exact: bool) -> Tensor:
+        """Of all parameters, as one vector; the parameters' own gradients stay as they are."""
+        parameters = list(self.policy.decoder.parameters())
+        total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+        for micro in minibatch:
+            seen = replace(micro, live=len(micro.ids_T)) if exact else micro
+            loss = self.policy.loss(seen, partial(self._loss_of_rows, micro.columns, Tally()))
+            parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            total = total + torch.cat([part.flatten() for part in parts]).double()
+        return total
 
     def _loss_of_rows(
         self, columns: LossColumns, tally: Tally, rows: slice, logprob: Tensor, entropy: Tensor

@@ -24,8 +24,8 @@ from untail.learn.trainer import Trainer
 VOCAB = 199
 
 
-def make_trainer(how: str | None, family: str = "llama", share: float = 0.4, **fields) -> Trainer:
-    table = None if how is None else {"share": share, "how": how}
+def make_trainer(how: str | None, family="llama", share=0.4, cosine_every=1, **fields) -> Trainer:
+    table = None if how is None else {"share": share, "how": how, "cosine_every": cosine_every}
     decoder = random_decoder(family, dtype=torch.float64)
     return Trainer(decoder, learn_config(prune=table, micro_batch_tokens=70, **fields))
 
@@ -93,6 +93,23 @@ def test_detach_is_another_gradient_that_points_the_same_way(monkeypatch):
     flat = lambda tensors: torch.cat([tensor.flatten() for tensor in tensors.values()])
     cosine = torch.nn.functional.cosine_similarity(flat(exact), flat(detach), dim=0).item()
     assert 0.5 < cosine < 0.9999
+
+
+def test_the_cosine_is_reported_now_and_then(monkeypatch):
+    """Against the two gradients themselves; looking changes nothing."""
+    exact, detach = (
+        gradient_of_update(make_trainer(how), uneven_batch(VOCAB), monkeypatch) for how in ("exact", "detach")
+    )
+    flat = lambda tensors: torch.cat([tensor.flatten() for tensor in tensors.values()])
+    trainer = make_trainer("detach", cosine_every=2)
+    figures = [trainer.update(uneven_batch(VOCAB)) for _ in range(3)]
+    assert ["prune_cosine" in figure for figure in figures] == [True, False, True]
+    expected = torch.cosine_similarity(flat(exact), flat(detach), dim=0).item()
+    assert figures[0]["prune_cosine"] == pytest.approx(expected, abs=1e-6)
+    never = make_trainer("detach", cosine_every=0).update(uneven_batch(VOCAB))
+    assert "prune_cosine" not in never
+    assert never["grad_norm"] == pytest.approx(figures[0]["grad_norm"], abs=1e-12)
+    assert "prune_cosine" not in make_trainer("exact").update(uneven_batch(VOCAB))
 
 
 @pytest.mark.parametrize("how", ["exact", "detach"])
