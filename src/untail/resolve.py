@@ -1,4 +1,7 @@
-"""A recipe with every field of every plug-in written out: what is shown, and what a run's folder keeps."""
+"""A recipe with every field of every plug-in written out: what is shown, and what a run's folder keeps.
+
+Invariant: what contradicts itself is refused here, before anything is loaded.
+"""
 
 from untail.config import Recipe
 from untail.learn import rules
@@ -6,4 +9,9 @@ from untail.rollout import mechanisms
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    return mechanisms.resolved(recipe.model_copy(update={"learn": rules.resolved(recipe.learn)}))
+    recipe = mechanisms.resolved(recipe.model_copy(update={"learn": rules.resolved(recipe.learn)}))
+    made = mechanisms.Mechanisms(recipe.mechanisms, recipe.rollout)
+    learner = rules.rules_of(recipe.learn, recipe.rollout.max_tokens)
+    rollout = rules.Rollout(made.lossy, made.copiers, made.sure_pruners, made.masking_pruners, made.rest == "defer")
+    rules.refuse_unfit(learner, recipe.learn.bridge is not None, rollout)
+    return recipe

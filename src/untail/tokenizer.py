@@ -60,6 +60,9 @@ class Tokenizer:
     def between_turns(self, reply: str, role: str) -> list[int]:
         """What stands between the text of a model's turn and its next one if somebody replies: the mark that ends the
         turn, the reply, and what asks for the next."""
+        forged = next((token for token in self._tokenizer.all_special_tokens if token in reply), None)
+        if forged is not None:  # encoded, it would end a turn or begin one
+            raise ValueError(f"it holds the model's special token {forged!r}")
         if not self.has_chat_template:
             return self.encode(f"\n{reply}\n")
         spoken = [("user", "?"), ("assistant", MODEL_TEXT), (role, reply)]

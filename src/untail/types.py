@@ -187,15 +187,18 @@ class Trajectory:
 
     def take_reply(self, tokens: Sequence[int], version: int) -> None:
         """An environment's reply: the model's next turn begins after it."""
-        nothing = [0.0] * len(tokens)
+        before = len(self.tokens)
+        fillers = {
+            **dict.fromkeys(("policy_logprob", "behaviour_logprob", "entropy", "p_eos"), 0.0),
+            "mixed_kv": False,
+            "from_model": False,
+            "version": version,
+        }
+        for name, filler in fillers.items():
+            column = getattr(self, name)
+            if len(column) == before:  # a backend may not give every column
+                column += [filler] * len(tokens)
         self.tokens += tokens
-        self.policy_logprob += nothing
-        self.behaviour_logprob += nothing
-        self.entropy += nothing
-        self.p_eos += nothing
-        self.version += [version] * len(tokens)
-        self.mixed_kv += [False] * len(tokens)
-        self.from_model += [False] * len(tokens)
         self.reply_tokens += len(tokens)
         self.turns += 1
         self.turn_begin = len(self.tokens)

@@ -115,10 +115,11 @@ class Rig:
         backend: dict[str, Any] | None = None,
         environment: Environment | None = None,
         voice: Voice | None = None,
+        context: int = CONTEXT,
         **rollout: Any,
     ):
-        """`pool`: prompts that there are; `backend`: what the engines are; `rollout`: fields of the recipe, where 0 is
-        the default of `audit`."""
+        """`pool`: prompts that there are; `backend`: what the engines are; `context`: tokens of a sequence in an
+        environment's eyes; `rollout`: fields of the recipe, where 0 is the default of `audit`."""
         self.scripts = scripts
         self.config = RolloutConfig(**{"prompts": 2, "group": 2, "max_tokens": 100, "audit": 0.0, **rollout})
         named = {cls.__name__.lower(): cls for cls in made_here}
@@ -129,7 +130,7 @@ class Rig:
         self.prompts = drawn_in_order(pool, seed)
         self.slots = slots
         clock = self.backends[0].clock
-        turns = environment and Turns(environment, voice or Numbers(), self._score, clock, CONTEXT, 100, seed)
+        turns = environment and Turns(environment, voice or Numbers(), self._score, clock, context, 100, seed)
         self.controller = Controller(
             list(self.backends),
             slots,

@@ -18,12 +18,12 @@ from untail.config import Recipe
 from untail.engine.engine import Engine
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
-from untail.errors import ConfigError, UserError
+from untail.errors import UserError
 from untail.flow.channel import Channel
 from untail.history import earlier
 from untail.history.store import History
 from untail.learn import checkpoint
-from untail.learn.rules import refuse_unfit
+from untail.learn.rules import refuse_blind
 from untail.learn.trainer import Trainer
 from untail.rewards.scorer import PartialScore, Score, Scorer
 from untail.rollout import memory
@@ -108,20 +108,8 @@ class LocalRoles(LocalJudge):
         self.mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
         self.mechanisms.check(self.backend.capabilities, "native")
         self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens)
-        if recipe.learn.bridge is not None and self.mechanisms.rest != "defer":
-            raise ConfigError(
-                "learn.bridge trains segments of what goes on in the next step, but this recipe's steps leave nothing "
-                "over; add mechanisms.defer, or leave learn.bridge out"
-            )
         gives = self.backend.capabilities
-        refuse_unfit(
-            self.trainer.rules,
-            "native",
-            entropy=gives.entropy != "none",
-            logprobs=gives.logprobs,
-            lossy=self.mechanisms.lossy,
-            sure_pruners=self.mechanisms.sure_pruners,
-        )
+        refuse_blind(self.trainer.rules, "native", entropy=gives.entropy != "none", logprobs=gives.logprobs)
 
     def refuse_bad_history(self) -> None:
         """Before a new run has a folder."""

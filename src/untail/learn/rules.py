@@ -1,7 +1,7 @@
 """A recipe's rules of learning, by name: advantage, importance, credit and masks. No torch: a recipe is checked here.
 
 Invariant: this is the one place that reads these tables. What cannot be learned from what a rollout gives is refused in
-one sentence before anything is generated (`refuse_unfit`).
+one sentence before anything is generated (`refuse_unfit`, `refuse_blind`).
 """
 
 from collections.abc import Collection
@@ -14,6 +14,7 @@ from untail.learn.advantage import ADVANTAGES, TokenAdvantage
 from untail.learn.credit import CREDITS, Credit
 from untail.learn.importance import IMPORTANCES, Importance
 from untail.learn.mask import MASKS, Mask
+from untail.learn.mask.last_segment import LastSegment
 from untail.registry import Registry
 
 IMPORTANCE = {"name": "pois"}
@@ -82,11 +83,65 @@ def resolved(config: LearnConfig) -> LearnConfig:
     return config.model_copy(update={"masks": masks, **tables})
 
 
-def refuse_unfit(
-    rules: Rules, backend: str, *, entropy: bool, logprobs: bool, lossy: Collection[str], sure_pruners: Collection[str]
-) -> None:
-    """`entropy` and `logprobs`: whether the backend tells them of every token. `lossy`: the mechanisms of the recipe
-    whose tokens are not sampled from the policy itself. `sure_pruners`: those that prune without a draw."""
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What the rules have to know of a recipe's rollout: mechanisms by name, and whether steps leave work over."""
+
+    lossy: Collection[str] = ()  # their tokens are not sampled from the policy itself
+    copiers: Collection[str] = ()
+    sure_pruners: Collection[str] = ()  # without a draw, or with next to no chance to live
+    masking_pruners: Collection[str] = ()
+    defers: bool = False
+
+
+def refuse_unfit(rules: Rules, bridges: bool, rollout: Rollout) -> None:
+    """What these rules cannot learn from, whatever the backend."""
+    if rollout.lossy and not (rules.importance.knows_sampling or rules.credit.corrects_sampling):
+        raise ConfigError(
+            f"mechanisms.{next(iter(rollout.lossy))} samples tokens from something else than the policy, and the "
+            "recipe's importance rule cannot tell; set learn.importance to 'tis' or 'segment', or learn.credit to "
+            "'weights'"
+        )
+    if rules.credit.needs_survival:
+        _refuse_certain_death(rollout)
+    if bridges:
+        _refuse_broken_bridge(rules, rollout)
+
+
+def _refuse_certain_death(rollout: Rollout) -> None:
+    for name in rollout.sure_pruners:
+        raise ConfigError(
+            "learn.credit = 'weights' weighs survivors by their chance to live, but "
+            f"mechanisms.{name} prunes without a draw; prune with mechanisms.outliers at a probability of at most 0.9, "
+            "or set learn.credit to 'once'"
+        )
+    for name in rollout.masking_pruners:
+        raise ConfigError(
+            f"learn.credit = 'weights' counts everybody who was started, but mechanisms.{name}.stopped = 'mask' takes "
+            "the pruned out; set it to 'penalty' or 'zero', or learn.credit to 'once'"
+        )
+
+
+def _refuse_broken_bridge(rules: Rules, rollout: Rollout) -> None:
+    if not rollout.defers:
+        raise ConfigError(
+            "learn.bridge trains segments of what goes on in the next step, but this recipe's steps leave nothing "
+            "over; add mechanisms.defer, or leave learn.bridge out"
+        )
+    for name in rollout.copiers:
+        raise ConfigError(
+            f"learn.bridge trains what a copy of mechanisms.{name} shares before the copy is made, and it would be "
+            "trained again; leave one of the two out"
+        )
+    if any(isinstance(mask, LastSegment) for mask in rules.scopes):
+        raise ConfigError(
+            "learn.bridge trains early segments before the last exists, and the scope 'last_segment' leaves them out "
+            "of the loss; leave one of the two out"
+        )
+
+
+def refuse_blind(rules: Rules, backend: str, *, entropy: bool, logprobs: bool) -> None:
+    """`entropy` and `logprobs`: whether the backend tells them of every token."""
     if rules.needing_logprobs and not logprobs:
         raise ConfigError(
             f"{rules.needing_logprobs[0]} needs the log-prob of every token, which the backend {backend!r} does not "
@@ -97,17 +152,6 @@ def refuse_unfit(
         raise ConfigError(
             f"learn.masks.{needing_entropy[0]} needs the entropy of every token, which the backend {backend!r} does "
             f"not give; use another backend, or leave it out with --set learn.masks.{needing_entropy[0]}=false"
-        )
-    if lossy and not (rules.importance.knows_sampling or rules.credit.corrects_sampling):
-        raise ConfigError(
-            f"mechanisms.{next(iter(lossy))} samples tokens from something else than the policy, and the recipe's "
-            "importance rule cannot tell; set learn.importance to 'tis' or 'segment', or learn.credit to 'weights'"
-        )
-    if sure_pruners and rules.credit.needs_survival:
-        raise ConfigError(
-            "learn.credit = 'weights' weighs survivors by their chance to live, but "
-            f"mechanisms.{next(iter(sure_pruners))} prunes without a draw; prune with mechanisms.outliers at a "
-            "probability below 1, or set learn.credit to 'once'"
         )
 
 

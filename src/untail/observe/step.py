@@ -57,14 +57,14 @@ class StepEvents:
 
     def tool_spans(self) -> list[Span]:
         """When a trajectory waited for its environment, within the rollout: one that was parked before waited from its
-        begin, one that still is waits to its end."""
-        parked: dict[str, float] = {}
+        begin, one that still is waits to its end. What runs for the audit alone does not count."""
+        parked: dict[str, float] = dict.fromkeys(self.one("step").get("parked", []), self.began)
         spans = []
         for event in self.events:
             if event["e"] == "park":
                 parked[event["id"]] = event["t"]
-            elif event["e"] == "reply" or (event["e"] in ENDS_ITS_WAIT and event["id"] in parked):
-                spans.append((parked.pop(event["id"], self.began), event["t"]))
+            elif event["e"] in ENDS_ITS_WAIT and event["id"] in parked:
+                spans.append((parked.pop(event["id"]), event["t"]))
         return self._within(spans + [(begin, self.rolled_out) for begin in parked.values()])
 
     def _within(self, spans: list[Span]) -> list[Span]:

@@ -91,7 +91,8 @@ class Controller:
         stage.queue.hurry(stage.pool.overdue(step))
         stage.meter.begin()
         view.kv_used = stage.meter.kv_used()
-        stage.record("step", version=step - 1, carried=stage.pool.carried)
+        parked = [member.id for member in stage.parked if member.ghost is None]
+        stage.record("step", version=step - 1, carried=stage.pool.carried, **({"parked": parked} if parked else {}))
         self.lives.parking.go_on()
 
     def _new_round(self) -> bool:

@@ -95,6 +95,7 @@ class Member:
     parking: Parking | None = None  # while it is parked
     reply: list[int] = field(default_factory=list)  # what its engine has not been told yet
     tool_s: float = 0.0  # how long it has been parked so far, all turns together
+    ceiling: int | None = None  # tokens of the model that its sequence can hold, once replies take room from them
 
     @property
     def id(self) -> str:
@@ -107,8 +108,9 @@ class Member:
 
     @property
     def left(self) -> int:
-        """Tokens of its budget that are left."""
-        return self.group.plan.budget - self.length
+        """Tokens of its budget that are left, as far as its sequence can hold them."""
+        budget = self.group.plan.budget
+        return (budget if self.ceiling is None else min(budget, self.ceiling)) - self.length
 
     @property
     def is_new(self) -> bool:
@@ -173,7 +175,7 @@ def copy_of(member: Member, serial: int, **changes: Any) -> Member:
             setattr(trajectory, column.name, list(value))
     copy = Member(trajectory, member.group, serial, member.state, member.started, member.route)
     copy.segment_begin, copy.stride, copy.engine = member.segment_begin, member.stride, member.engine
-    copy.first_stride, copy.tool_s = member.first_stride, member.tool_s
+    copy.first_stride, copy.ceiling = member.first_stride, member.ceiling
     return copy
 
 

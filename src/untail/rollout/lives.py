@@ -114,7 +114,8 @@ class Lives:
         """It leaves its slot, for as long as it has to wait for the next."""
         stage, tokens = self.stage, member.length
         stage.fleet.rest(member)
-        stage.busy.discard(member)
+        if not member.partial_due:  # a step that closes waits for it, so that a checkpoint has it
+            stage.busy.discard(member)
         if stage.closing:
             stage.record("defer", id=member.id, tokens=tokens)
         else:
@@ -289,6 +290,8 @@ class Lives:
             del stage.pool.ghosts[member.id]
         elif member.state not in (State.DONE, State.GONE):
             member.state = State.GONE
+            if member.trajectory.parent is not None:
+                member.group.plan.keep -= 1  # it was kept one more for this copy
             self.check(member.group)
 
     # ---- the audit --------------------------------------------------------------------------------------------

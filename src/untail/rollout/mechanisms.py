@@ -139,9 +139,20 @@ class Mechanisms:
         return [name for name, mechanism in self.by_name.items() if mechanism.is_lossy]
 
     @property
+    def copiers(self) -> list[str]:
+        overrides = lambda m: isinstance(m, GroupPoint) and type(m).copies is not GroupPoint.copies
+        return [name for name, mechanism in self.by_name.items() if overrides(mechanism)]
+
+    @property
     def sure_pruners(self) -> list[str]:
-        """Those that prune without a draw."""
+        """Those that prune without a draw, or with next to no chance to live."""
         return [name for name, mechanism in self.by_name.items() if mechanism.prunes_surely]
+
+    @property
+    def masking_pruners(self) -> list[str]:
+        """Those that take what they prune out of the loss and the statistics."""
+        points = {name: mechanism for name, mechanism in self.by_name.items() if isinstance(mechanism, GroupPoint)}
+        return [name for name, mechanism in points.items() if getattr(mechanism.config, "stopped", None) == "mask"]
 
     @property
     def rest(self) -> Rest:

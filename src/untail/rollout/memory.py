@@ -26,6 +26,9 @@ MEMBER = (
     "ghost",
     "ghost_begin",
     "tool_s",
+    "ceiling",
+    "partial",
+    "partial_at",
 )
 
 

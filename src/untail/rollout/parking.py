@@ -140,6 +140,8 @@ class ParkingLot:
         self.lives.end_segment(member, "reply")
         stage.record("reply", id=member.id, tokens=member.length, reply=length, turn=turn, seconds=seconds)
         member.reply, member.state = tokens, State.WAITING
+        member.ceiling = member.length + self.turns.room(trajectory)
+        member.partial, member.partial_at = None, -1  # it was about the turn before
         member.route = stage.mechanisms.route(member, stage.view)
         stage.queue.put(member)
 

@@ -39,7 +39,9 @@ class Partials:
     def hear(self, member: Member, score: PartialScore) -> None:
         stage = self.stage
         member.partial_due = False
-        if score.failure is None:
+        if member.partial_at < member.trajectory.turn_begin:
+            pass  # it is about the turn before
+        elif score.failure is None:
             member.partial = score.value
         else:
             stage.record("partial", id=member.id, failure=score.failure)

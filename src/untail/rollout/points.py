@@ -175,7 +175,7 @@ class Mechanism:
 
     @property
     def prunes_surely(self) -> bool:
-        """What it prunes had no chance to live: a learner cannot make up for it with weights."""
+        """What it prunes had next to no chance to live: a learner cannot make up for it with weights."""
         return False
 
     def check(self, group: int, budget: int) -> None:

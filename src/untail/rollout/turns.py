@@ -66,6 +66,10 @@ class Turns:
         """Its turn is over, and another could follow. `left`: tokens of its budget."""
         return trajectory.end == "stop" and trajectory.turns < self.limits.turns and left > 0
 
+    def room(self, trajectory: Trajectory) -> int:
+        """Tokens that its sequence can still get."""
+        return self.context - len(trajectory.prompt.tokens) - len(trajectory.tokens)
+
     async def ask(self, trajectory: Trajectory) -> Answer:
         """Pre: `may_go_on`. It takes no time where time is ours."""
         async with self.clock.frozen():
@@ -116,13 +120,11 @@ class Turns:
 
     async def _asked(self, turn: Turn) -> Answer:
         try:
-            async with asyncio.timeout(self.limits.time_limit_s):
+            async with asyncio.timeout(self.limits.time_limit_s) as limit:
                 reply: Any = await self.environment.reply(turn)
             latency = float(self.environment.latency_s(turn))
-        except TimeoutError:
-            return Answer(failure="timeout")
         except Exception as error:  # whatever it is, it belongs to this trajectory alone
-            return Answer(failure=_named("raised", error))
+            return Answer(failure="timeout" if limit.expired() else _named("raised", error))
         if not (reply is None or isinstance(reply, str)):
             return Answer(failure=f"not a string: {type(reply).__name__}")
         if not (math.isfinite(latency) and latency >= 0):

@@ -69,7 +69,9 @@ async def _generate(
         while True:
             async with slots:
                 if reply is not None:
-                    await backend.append(trajectory.id, reply, max_tokens - trajectory.length)
+                    assert turns is not None
+                    budget = min(max_tokens - trajectory.length, turns.room(trajectory))
+                    await backend.append(trajectory.id, reply, budget)
                 await _one_turn(chunks, trajectory)
             if turns is None or not turns.may_go_on(trajectory, max_tokens - trajectory.length):
                 return

@@ -8,9 +8,10 @@ from tests.unit.learn.helpers import rules
 
 from untail.config import LearnConfig, load_recipe, recipe_names
 from untail.errors import ConfigError
-from untail.learn.rules import refuse_unfit, resolved
+from untail.learn.rules import Rollout, refuse_blind, refuse_unfit, resolved
 
-GOOD = {"entropy": True, "logprobs": True, "lossy": (), "sure_pruners": []}
+LAST = {"name": "pois_segment", "loss_scope": "last_segment"}
+GOOD = {"entropy": True, "logprobs": True}
 
 
 def test_a_name_alone_is_a_table():
@@ -57,7 +58,7 @@ def test_what_is_wrong_is_named(case):
     "fields", [{}, {"importance": "on_policy"}, {"credit": "progressive"}, {"masks": {"pruned": {}}}]
 )
 def test_a_backend_without_log_probs_will_do_for_rules_that_need_none(fields):
-    refuse_unfit(rules(**fields), "other", **{**GOOD, "logprobs": False})
+    refuse_blind(rules(**fields), "other", **{**GOOD, "logprobs": False})
 
 
 @pytest.mark.parametrize(
@@ -71,29 +72,29 @@ def test_a_backend_without_log_probs_will_do_for_rules_that_need_none(fields):
     ],
 )
 def test_and_not_for_others(fields, field):
-    refuse_unfit(rules(**fields), "native", **GOOD)
+    refuse_blind(rules(**fields), "native", **GOOD)
     with pytest.raises(ConfigError, match=f"{field} needs the log-prob of every token.*'other' does not give"):
-        refuse_unfit(rules(**fields), "other", **{**GOOD, "logprobs": False})
+        refuse_blind(rules(**fields), "other", **{**GOOD, "logprobs": False})
 
 
 def test_masks_that_need_the_entropy():
     with pytest.raises(ConfigError, match=r"learn\.masks\.low_entropy needs the entropy.*low_entropy=false"):
-        refuse_unfit(rules(masks={"low_entropy": {}}), "other", **{**GOOD, "entropy": False})
-    refuse_unfit(rules(masks={"low_entropy": False}), "other", **{**GOOD, "entropy": False})
+        refuse_blind(rules(masks={"low_entropy": {}}), "other", **{**GOOD, "entropy": False})
+    refuse_blind(rules(masks={"low_entropy": False}), "other", **{**GOOD, "entropy": False})
 
 
 @pytest.mark.parametrize("importance", ["on_policy", "pois", "pois_segment"])
 def test_tokens_from_something_else_than_the_policy_need_a_rule_with_mu_in_it(importance):
-    lossy = {**GOOD, "lossy": ["fork"]}
+    lossy = Rollout(lossy=["fork"])
     with pytest.raises(ConfigError, match=r"mechanisms\.fork samples tokens.*'tis' or 'segment'"):
-        refuse_unfit(rules(importance=importance), "native", **lossy)
-    refuse_unfit(rules(importance=importance), "native", **GOOD)
-    refuse_unfit(rules(importance=importance, credit="weights"), "native", **lossy)
+        refuse_unfit(rules(importance=importance), False, lossy)
+    refuse_unfit(rules(importance=importance), False, Rollout())
+    refuse_unfit(rules(importance=importance, credit="weights"), False, lossy)
 
 
 @pytest.mark.parametrize("importance", ["segment", "tis"])
 def test_rules_with_mu_in_them_may_have_such_tokens(importance):
-    refuse_unfit(rules(importance=importance), "native", **{**GOOD, "lossy": ["fork"]})
+    refuse_unfit(rules(importance=importance), False, Rollout(lossy=["fork"]))
 
 
 def test_rules_are_checked_without_torch():
@@ -102,9 +103,35 @@ def test_rules_are_checked_without_torch():
     assert done.stdout.strip() == "False"
 
 
-def test_weights_need_survivors_that_a_draw_spared():
-    sure = {**GOOD, "sure_pruners": ["tournament"]}
-    with pytest.raises(ConfigError, match=r"learn.credit = 'weights' .* mechanisms.tournament prunes without a draw"):
-        refuse_unfit(rules(credit="weights"), "native", **sure)
-    refuse_unfit(rules(credit="weights"), "native", **GOOD)
-    refuse_unfit(rules(credit="once"), "native", **sure)
+@pytest.mark.parametrize(
+    ("rollout", "sentence"),
+    [
+        (Rollout(sure_pruners=["tournament"]), r"'weights' .* mechanisms\.tournament prunes without a draw"),
+        (Rollout(masking_pruners=["outliers"]), r"'weights' counts everybody.*mechanisms\.outliers\.stopped = 'mask'"),
+    ],
+)
+def test_weights_need_survivors_that_a_draw_spared(rollout, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        refuse_unfit(rules(credit="weights"), False, rollout)
+    refuse_unfit(rules(credit="weights"), False, Rollout())
+    refuse_unfit(rules(credit="once"), False, rollout)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rollout", "sentence"),
+    [
+        ({}, Rollout(), r"learn\.bridge .* steps leave nothing over"),
+        ({}, Rollout(defers=True, copiers=["fork"]), r"learn\.bridge .* mechanisms\.fork shares"),
+        ({"masks": {"last_segment": {}}}, Rollout(defers=True), r"learn\.bridge .* 'last_segment'"),
+        (
+            {"importance": {"name": "pois_segment", "loss_scope": "last_segment"}},
+            Rollout(defers=True),
+            "'last_segment'",
+        ),
+    ],
+)
+def test_a_bridge_that_cannot_hold(fields, rollout, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        refuse_unfit(rules(**fields), True, rollout)
+    refuse_unfit(rules(**fields), False, rollout)
+    refuse_unfit(rules(), True, Rollout(defers=True))

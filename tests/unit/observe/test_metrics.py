@@ -251,7 +251,9 @@ def test_intervals():
 
 def test_turns_and_waits_for_tools(log):
     """Seconds in which nothing but a tool was waited for are a phase of their own."""
-    log("reply", 1, id="c0", tokens=3, reply=2, turn=1, seconds=4.0)  # parked in the step before
+    log.events[0]["parked"] = ["c0"]
+    log("reply", 1, id="c0", tokens=3, reply=2, turn=1, seconds=4.0)
+    log("reply", 2, id="ghost", tokens=3, reply=2, turn=1, seconds=4.0)  # nobody waits for it
     log("resume", 1, id="c0", engine=0, slot=1, lane="all", tokens=3)
     log.start("a0", 1)
     log("park", 3, id="a0", tokens=10, turn=1)

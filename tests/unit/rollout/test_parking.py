@@ -4,13 +4,16 @@ import asyncio
 
 import pytest
 from tests.helpers.rig import Rig, Step, by, lengths
+from tests.helpers.rollout import make_group, make_prompt
 from tests.helpers.scripted import Script
 from tests.helpers.tiny import closes, refills, stops, strides, talks
 
 from untail.backends.virtual_loop import run_virtual
 from untail.observe.metrics import step_metrics
-from untail.rollout.live import State
+from untail.observe.step import StepEvents
+from untail.rollout.live import Member, State, copy_of
 from untail.rollout.points import GroupPoint, Mechanism
+from untail.types import Trajectory
 
 ONE_GROUP = {"prompts": 1, "group": 2}
 
@@ -289,3 +292,30 @@ def test_free_slots_get_new_work_while_others_are_parked():
     step = rig.step()
     assert len(set(step.groups("admit"))) > 2
     assert step.seconds < 50
+
+
+def test_replies_take_room_from_what_is_still_to_come():
+    """The engine holds 16 tokens of a sequence: 4 of the prompt, a turn of 4 and a reply of 3 leave 5 of 100."""
+    tool = talks(turns=3)
+    rig = Rig(by(lambda p, m: Script(4, later=50)), environment=tool, context=16, **ONE_GROUP)
+    step = rig.step()
+    assert {(event["tokens"], event["end"], event["turns"]) for event in step.all("end")} == {(9, "length", 2)}
+
+
+def test_waits_of_other_steps_and_of_ghosts():
+    """Parked over the end of a step, it waits from the next one's begin, also if its environment then says no more."""
+    seconds = lambda turn: 6.0 if turn.prompt.tokens[0] == 1 else 0.0
+    tool = talks(lambda turn: None, seconds=seconds, turns=2, time_limit_s=99.0)
+    rig = Rig(lengths(default=4), {}, closes(6, "defer"), environment=tool)
+    first, second = rig.run(2)
+    begins = second.one("step")
+    assert "parked" not in first.one("step")
+    ends = [event["t"] for event in second.all("end") if event["id"] in begins["parked"]]
+    assert len(ends) == 2
+    assert {(begin, end) for begin, end in StepEvents(second.events).tool_spans()} >= {(begins["t"], t) for t in ends}
+
+
+def test_a_copy_has_not_waited_itself():
+    member = Member(Trajectory("0/0", make_prompt(), 0), make_group(), 0)
+    member.tool_s = 3.0
+    assert copy_of(member, 1, id="0/1").tool_s == 0.0

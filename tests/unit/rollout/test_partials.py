@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from tests.helpers.rig import Rig, lengths
-from tests.helpers.tiny import closes, strides
+from tests.helpers.tiny import closes, strides, talks
 
 from untail.rewards.scorer import PartialScore
 from untail.rollout.controller import Controller
@@ -34,11 +34,11 @@ class Strict(Mechanism, Watch):
         return Verdict("stop", "hopeless") if member.partial == 0.0 else None
 
 
-def rig(score, *made, **more) -> Rig:
-    made = Rig(lengths((9, 9, 9)), {}, *made, **{**ONE, **more})
+def rig(score, *made, scripts=lengths((9, 9, 9)), **more) -> Rig:  # noqa: B008
+    made = Rig(scripts, {}, *made, **{**ONE, **more})
     made.controller = Controller(
         list(made.backends), made.slots, made.prompts, made._score, made.config, made.mechanisms, made.history,
-        stop_ids=(0,), vocab=100, partial=score,
+        stop_ids=(0,), vocab=100, partial=score, turns=made.stage.turns,
     )  # fmt: skip
     made.stage = made.controller.stage
     return made
@@ -92,3 +92,29 @@ def test_a_step_that_closes_meanwhile_waits_for_the_score_and_no_longer():
     with pytest.raises(Exception, match="no group of this step can be trained"):
         one.step()
     assert one.mechanisms.by_name["reader"].saw == []
+
+
+def test_the_score_of_one_turn_says_nothing_about_the_next():
+    """The first turn is hopeless; its score comes while the member is parked, and the second turn is fine."""
+
+    async def slow(trajectory):
+        turn = trajectory.turns
+        await asyncio.sleep(1.0)
+        return PartialScore(float(turn > 1))
+
+    two_turns = talks(turns=2)
+    step = rig(slow, Strict, scripts=lengths(default=4), watch_every=2, patience=5, environment=two_turns).step()
+    assert [event["turns"] for event in step.all("end")] == [2, 2, 2]
+    assert not step.all("stop")
+
+
+def test_a_step_that_closes_waits_for_scores_on_their_way():
+    async def slow(trajectory):
+        await asyncio.sleep(5.0)
+        return PartialScore(0.5)
+
+    one = rig(slow, Strict, closes(5, "defer"), scripts=lengths((3, 3, 3), default=9), watch_every=2, prompts=2)
+    one.run(1)
+    members = [member for group in one.stage.pool.live.values() for member in group.members]
+    assert len(members) == 3
+    assert {(member.partial, member.partial_due) for member in members} == {(0.5, False)}

@@ -1,5 +1,6 @@
-"""Each token once: a token that k trajectories in the loss share weighs 1 / k in each, so that all of it together
-weighs 1 and learns from the mean of their advantages. The default.
+"""Each token once: a token that k trajectories share weighs 1 / k in each, so that all of it together weighs 1 and
+learns from the mean of their advantages. The default. A masked trajectory is not one of the k; one whose tokens a mask
+of `learn.masks` takes out still is.
 
 Those whose parent is not there (it was dropped or is masked) share with those that are.
 """

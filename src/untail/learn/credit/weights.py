@@ -20,6 +20,8 @@ from untail.learn import column
 from untail.learn.credit.base import CREDITS, Credit
 from untail.types import Group, Trajectory
 
+MOST_LOG_RATIO = 20.0  # what is further off than e^20 weighs as if it were not: an inf would cost the whole minibatch
+
 
 @CREDITS.register("weights")
 class Weights(Credit):
@@ -44,7 +46,7 @@ class Weights(Credit):
 
 def _sampling_ratio(trajectory: Trajectory) -> float:
     log_ratio = column.policy_logprob(trajectory) - column.behaviour_logprob(trajectory)
-    return float(np.exp(log_ratio[column.from_model(trajectory) > 0].sum()))
+    return float(np.exp(np.clip(log_ratio[column.from_model(trajectory) > 0].sum(), -MOST_LOG_RATIO, MOST_LOG_RATIO)))
 
 
 def _copies(trajectory: Trajectory, by_id: dict[str, Trajectory], forks: Counter[tuple[str, int]]) -> int:

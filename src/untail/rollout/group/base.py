@@ -2,7 +2,8 @@
 
 Invariant: at least max(2, floor x group size) members of a group are never pruned, the finished ones included. Who goes
 beyond that is told worst first, and the floor spares the last of them. Whoever a draw lets live is told with its
-chance, given how the draws before it went: what a learner needs to weigh the survivors without bias.
+chance, given how the draws before it went: what a learner needs to weigh the survivors without bias. With a chance of
+at most 0.9 nobody survives with less than 0.1 over all draws: who is that close is drawn no more.
 """
 
 import math
@@ -18,6 +19,7 @@ from untail.rollout.points import GroupPoint, Mechanism, Verdict, View
 
 Share = Annotated[float, Field(ge=0, le=1)]
 FEWEST = 2  # with one alone there is nothing to compare
+LEAST_SURVIVAL = 0.1  # nobody is drawn against worse odds: its weight would drown the others'
 
 
 class Pruner(Mechanism, GroupPoint):
@@ -41,6 +43,8 @@ class Pruner(Mechanism, GroupPoint):
         for member in self.worst(group, view):
             if room == 0:
                 break
+            if self.chance <= 1 - LEAST_SURVIVAL and member.trajectory.survival * (1 - self.chance) < LEAST_SURVIVAL:
+                continue
             verdicts[member.id] = self._verdict(member, view)
             room -= verdicts[member.id].act == "stop"
         return verdicts
@@ -52,7 +56,7 @@ class Pruner(Mechanism, GroupPoint):
 
     @property
     def prunes_surely(self) -> bool:
-        return self.chance >= 1
+        return self.chance > 1 - LEAST_SURVIVAL
 
     def _verdict(self, member: Member, view: View) -> Verdict:
         draws = view.rng(self.reason, member.id, len(member.trajectory.segments))

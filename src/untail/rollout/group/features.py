@@ -50,7 +50,9 @@ def far_bound(distances: Sequence[float], mads: float) -> float:
 
 
 def bounds_of_last(member: Member) -> Segment:
-    return member.trajectory.segments[-1]
+    """Of what the model wrote; empty where it has written nothing yet."""
+    own = (segment for segment in reversed(member.trajectory.segments) if segment.why != "reply")
+    return next(own, Segment(0, 0, ""))
 
 
 def last_segment(member: Member) -> list[int]:
@@ -61,13 +63,13 @@ def last_segment(member: Member) -> list[int]:
 def last_entropy(member: Member) -> float:
     """Its mean over the last segment."""
     last = bounds_of_last(member)
-    return fmean(member.trajectory.entropy[last.begin : last.end])
+    return fmean(member.trajectory.entropy[last.begin : last.end]) if last.end > last.begin else 0.0
 
 
 def agreement(one: Member, other: Member) -> float:
     """The share of places at which two last segments have the same token, out of the longer one's."""
     a, b = last_segment(one), last_segment(other)
-    return sum(x == y for x, y in zip(a, b, strict=False)) / max(len(a), len(b))
+    return sum(x == y for x, y in zip(a, b, strict=False)) / max(len(a), len(b), 1)
 
 
 def standard(values: Sequence[float | None]) -> list[float]:

@@ -65,10 +65,10 @@ class Fork(Mechanism, GroupPoint):
     def _rank(self, member: Member) -> tuple[float, ...]:
         """The lowest is the best."""
         trajectory = member.trajectory
-        nll = -fmean(trajectory.policy_logprob)
+        nll = -fmean(trajectory.of_model("policy_logprob"))
         match self.config.rank:
             case "template":
-                return (not contains(trajectory.tokens, self.config.marker_ids), nll)
+                return (not contains(trajectory.of_model("tokens"), self.config.marker_ids), nll)
             case "partial":
                 return (-(member.partial or 0.0), nll)
             case "uncertainty":

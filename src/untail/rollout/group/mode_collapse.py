@@ -24,6 +24,10 @@ class ModeCollapse(Mechanism, GroupPoint):
 
     config: Config
 
+    @property
+    def prunes_surely(self) -> bool:
+        return True
+
     def decide(self, group: LiveGroup, view: View) -> dict[str, Verdict]:
         _, *others = members = sorted(group.open, key=lambda m: m.serial)
         if not all(agreement(*pair) > self.config.share for pair in combinations(members, 2)):

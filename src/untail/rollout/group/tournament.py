@@ -32,7 +32,7 @@ class Tournament(Pruner):
 
     def worst(self, group: LiveGroup, view: View) -> list[Member]:
         members = group.open
-        sure = standard([fmean(member.trajectory.policy_logprob) for member in members])
+        sure = standard([fmean(member.trajectory.of_model("policy_logprob")) for member in members])
         alike = standard(similarities(members))
         partial = standard([member.partial for member in members])
         scores = {m.id: sum(parts) for m, *parts in zip(members, sure, alike, partial, strict=True)}

@@ -7,6 +7,7 @@ from tests.helpers.rollout import FakeView
 from tests.unit.rollout.group.helpers import at_boundary, build, numbers
 
 from untail.errors import ConfigError
+from untail.types import Segment
 
 LONG = list(range(200))
 VIEW = FakeView()
@@ -138,6 +139,7 @@ def test_only_what_leaves_a_chance_is_random():
     assert not build("outliers", probability=0.9).prunes_surely
     assert build("outliers", **SURE).prunes_surely
     assert build("tournament").prunes_surely
+    assert build("mode_collapse").prunes_surely
 
 
 def test_where_all_are_the_same_nobody_is_far():
@@ -181,3 +183,40 @@ def test_of_a_group_that_has_collapsed_the_first_is_kept_whatever_the_floor():
 def test_one_that_is_different_saves_them_all():
     assert not build("mode_collapse").decide(at_boundary(LONG, LONG, changed(LONG, 10)), VIEW)
     assert not build("mode_collapse").decide(at_boundary(LONG, finished=3), VIEW)
+
+
+# ---- across turns --------------------------------------------------------------------------------------------------
+
+
+def replied(member, reply: int, logprob: float) -> None:
+    """A turn, a reply of so many tokens, and another turn."""
+    trajectory = member.trajectory
+    trajectory.policy_logprob = [logprob] * len(trajectory.tokens)
+    trajectory.take_reply([7] * reply, 0)
+    trajectory.segments.append(Segment(len(trajectory.tokens) - reply, len(trajectory.tokens), "reply"))
+
+
+def test_an_environment_s_words_are_nobody_s_merit():
+    """The surest of four has the longest replies of all but one; the least sure, replies that would hide it."""
+    group = at_boundary(*[LONG] * 4)
+    for member, (reply, logprob) in zip(group.members, [(0, -1.0), (400, -2.0), (0, -0.5), (10, -0.7)], strict=True):
+        replied(member, reply, logprob)
+    assert numbers(build("tournament", share=0.25).decide(group, VIEW)) == [1]
+    assert [copy.parent.id[-1] for copy in build("fork", parents="best").copies(group, 1, VIEW)] == ["2"]
+
+
+def test_the_same_reply_makes_nobody_a_duplicate():
+    group = at_boundary(LONG, list(reversed(LONG)), LONG[100:] + LONG[:100], LONG[50:] + LONG[:50])
+    for member in group.members:
+        replied(member, 300, -1.0)
+    assert not build("duplicates").decide(group, VIEW)
+    assert not build("mode_collapse").decide(group, VIEW)
+
+
+def test_who_is_close_to_the_end_of_its_odds_is_drawn_no_more():
+    mechanism = build("outliers", probability=0.5)
+    group = group_of({9: 0.1})
+    group.members[9].trajectory.survival = 0.125
+    assert not mechanism.decide(group, VIEW)
+    group.members[9].trajectory.survival = 0.25
+    assert mechanism.decide(group, VIEW)
