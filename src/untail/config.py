@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from untail.errors import ConfigError, nearest
 
@@ -138,7 +138,7 @@ class Recipe(Strict):
     steps: PositiveInt = 60
     seed: int = 0
     history: str | None = None  # an earlier run's folder or its history.sqlite: a new run starts with a copy of it
-    deterministic: bool = False  # the same seed gives the same run on one machine; the prefix cache is then off
+    deterministic: bool = False  # the same seed gives the same run on one machine: no prefix cache, KV recomputed
     checkpoint_every: PositiveInt = 10
     keep_checkpoints: PositiveInt = 2
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
@@ -161,12 +161,6 @@ class Recipe(Strict):
                     f"mechanisms.{name}=false"
                 )
         return tables
-
-    @model_validator(mode="after")
-    def _can_be_deterministic(self) -> "Recipe":
-        if self.deterministic and self.engine.kv_after_update == "keep":
-            raise ValueError("deterministic needs engine.kv_after_update = 'recompute': kept KV cannot be replayed")
-        return self
 
 
 C = TypeVar("C", bound=BaseModel)

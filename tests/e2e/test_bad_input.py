@@ -13,10 +13,6 @@ CASES = {
     "unknown task": (["train", "--task=chain_sun"], "did you mean 'chain_sum'?"),
     "bad value": (["train", "--set=learn.lr=-1"], "learn.lr = -1 is not valid"),
     "impossible betas": (["train", "--set=learn.betas=[1.5, 2.0]"], "learn.betas.0 = 1.5 is not valid"),
-    "kept KV cannot be replayed": (
-        ["train", "--set=deterministic=true", "--set=engine.kv_after_update=keep"],
-        "deterministic needs engine.kv_after_update = 'recompute'",
-    ),
     "no room": (["train", "--set=rollout.max_tokens=100000"], "rollout.max_tokens = 100000 leaves no room"),
     "too few prompts": (["train", "--set=task.size=8"], "fewer than rollout.prompts = 32"),
     "pool too large": (["train", *SMALL, "--set=engine.kv_blocks=99999999999"], "the KV pool would take"),

@@ -45,8 +45,9 @@ class LocalJudge:
         self.model = model
         config = recipe.engine
         if recipe.deterministic:
-            # What the cache holds would depend on where a run was resumed, and with it the rounding.
-            config = config.model_copy(update={"prefix_cache": False})
+            # What the cache holds would depend on where a run was resumed, and with it the rounding; keys and values
+            # of older weights are gone by then.
+            config = config.model_copy(update={"prefix_cache": False, "kv_after_update": "recompute"})
         engine = Engine(model.decoder, config, partial(model.tokenizer.decode, skip_special=False))
         self.backend = NativeBackend(engine, recipe.deterministic)
         self.scorer = Scorer(rewards, **recipe.reward.model_dump(), partials=partials)
