@@ -8,14 +8,17 @@ Source: VADE (arXiv 2511.18902).
 Ours, off unless `kin` is set: a prompt is also judged by its kin, the prompts of its task that are about as long. Their
 posterior, cut to `kin` trajectories, joins its own prior, so that one that was never asked is no longer a coin toss:
 
-    a0, b0 = A k, B k  with  k = min(1, kin / (A + B));  p ~ Beta(a + a0 + 1, b + b0 + 1)
+    a0, b0 = A k, B k  with  k = min(1, kin / (A + B));  p ~ Beta(sharp (a + a0) + 1, sharp (b + b0) + 1)
+
+`sharp` (1 in VADE) counts what is known so many times. Among hundreds of prompts the luckiest draws of the many easy
+ones would else beat the honest draws of the few that teach.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from untail.config import NotNegative, Strict
+from untail.config import NotNegative, PositiveFloat, Strict
 from untail.rollout.admit.shared import PerStep, Share, gain
 from untail.rollout.live import GroupPlan
 from untail.rollout.points import MECHANISMS, Admit, Mechanism, View
@@ -60,6 +63,7 @@ class Vade(Mechanism, Admit):
         selected: Share = 0.2  # l1: what an update leaves of a trained prompt's past
         unselected: Share = 0.999  # l2: what a step leaves of any other's
         kin: NotNegative = 0.0  # trajectories that its kin's success counts for in judging a prompt
+        sharp: PositiveFloat = 1.0  # how often each trajectory counts
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -107,7 +111,8 @@ class Vade(Mechanism, Admit):
         drawn = []
         for prompt in view.prompts:
             a, b = self._judge(prompt, view.step)
-            drawn.append((self._gain(rng.betavariate(a + 1, b + 1)), prompt))
+            sharp = self.config.sharp
+            drawn.append((self._gain(rng.betavariate(sharp * a + 1, sharp * b + 1)), prompt))
         return sorted(drawn, key=lambda pair: -pair[0])
 
     def _judge(self, prompt: Prompt, step: int) -> tuple[float, float]:

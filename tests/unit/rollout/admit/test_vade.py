@@ -145,6 +145,18 @@ def test_kin_counts_for_so_many_trajectories_and_no_more():
     assert vade._judge(make_prompt(9, 30), 2) == (0.0, 0.0)
 
 
+def test_the_sharper_the_closer_to_what_is_known():
+    """Few prompts succeed half of the time, many nearly always: among the many, somebody is always lucky."""
+    few, many = ([make_prompt(n, length) for n in range(count)] for length, count in ((30, 8), (8, 150)))
+    right = {1: 0, 30: 0}
+    for sharp in right:
+        vade = build("vade", gain="plain", kin=8, sharp=sharp)
+        vade.after_step([whole(few[0], [1.0, 0.0] * 8), whole(many[0], [1.0] * 14 + [0.0] * 2)], FakeView(step=1))
+        best = list(vade.rank(FakeView(step=2, prompts=few[1:] + many[1:])))[:7]
+        right[sharp] = sum(prompt in few for prompt in best)
+    assert right[30] == 7 > right[1]
+
+
 def test_state_goes_through_json():
     vade, prompts = build("vade", kin=4), [make_prompt(n) for n in range(8)]
     for step in range(1, 6):
@@ -158,7 +170,8 @@ def test_state_goes_through_json():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("gain", "soft"), ("selected", -0.1), ("unselected", 1.5), ("kin", -1), ("l1", 0.2)]
+    ("field", "value"),
+    [("gain", "soft"), ("selected", -0.1), ("unselected", 1.5), ("kin", -1), ("sharp", 0), ("l1", 0.2)],
 )
 def test_bad_config(field, value):
     with pytest.raises(ConfigError, match=rf"mechanisms\.vade\.{field}"):
