@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from untail.errors import ConfigError, nearest
 
@@ -19,6 +19,25 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _tables(where: str) -> BeforeValidator:
+    """Of things by name: each a table, or false."""
+
+    def check(tables: Any) -> Any:
+        for name, table in tables.items() if isinstance(tables, dict) else ():
+            if not isinstance(table, dict) and table is not False:
+                raise ValueError(
+                    f"{where}.{name} = {table!r} is neither a table nor false; set one of its fields, take it with its "
+                    f"defaults with --set {where}.{name}={{}}, or leave it out with --set {where}.{name}=false"
+                )
+        return tables
+
+    return BeforeValidator(check)
+
+
+MayBeFalse = BeforeValidator(lambda value: None if value is False else value)
+"""`false` leaves it out, as it does a mechanism."""
 NamedTable = Annotated[dict[str, Any], BeforeValidator(lambda value: {"name": value} if type(value) is str else value)]
 """A plug-in's raw table; its name alone stands for a table with nothing else in it."""
 LossKind = Literal["token", "sequence", "constant"]
@@ -79,7 +98,7 @@ class LearnConfig(Strict):
     advantage: NamedTable = {"name": "grpo"}
     importance: NamedTable | None = None  # what tokens of older weights are corrected by; unset: "pois"
     credit: NamedTable = {"name": "once"}  # what tokens that copies share weigh
-    masks: dict[str, dict[str, Any] | Literal[False]] = {}  # by name; false leaves one out
+    masks: Annotated[dict[str, dict[str, Any] | Literal[False]], _tables("learn.masks")] = {}  # by name
     loss: LossKind | None = None  # unset: the loss that the advantage was published with
     loss_length: PositiveInt = 256  # what the loss "constant" divides a sequence's sum by
     clip_low: PositiveFloat | None = None  # unset: the clip that the advantage was published with
@@ -90,9 +109,10 @@ class LearnConfig(Strict):
     micro_batch_tokens: PositiveInt = 4096  # tokens of one forward and backward pass
     logit_rows: PositiveInt = 512  # rows of [rows x vocab] that exist at once in the fused log-prob
     recompute: bool = False  # activation checkpointing
-    critic: CriticConfig | None = None  # of an advantage that needs values
-    bridge: BridgeConfig | None = None  # needs a critic; unset: trajectories are trained when their group is whole
-    prune: PruneConfig | None = None
+    critic: Annotated[CriticConfig | None, MayBeFalse] = None  # of an advantage that needs values
+    # Needs a critic; unset: trajectories are trained when their group is whole.
+    bridge: Annotated[BridgeConfig | None, MayBeFalse] = None
+    prune: Annotated[PruneConfig | None, MayBeFalse] = None
 
 
 class RolloutConfig(Strict):
@@ -144,23 +164,12 @@ class Recipe(Strict):
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
     rollout: RolloutConfig = RolloutConfig()
     environment: dict[str, Any] | None = None  # who answers the model, if a trajectory may have several turns
-    mechanisms: dict[str, dict[str, Any] | Literal[False]] = {}  # by name, asked in this order; false leaves one out
+    # By name, asked in this order; false leaves one out.
+    mechanisms: Annotated[dict[str, dict[str, Any] | Literal[False]], _tables("mechanisms")] = {}
     reward: RewardConfig = RewardConfig()
     validation: ValidationConfig = ValidationConfig()
     engine: EngineConfig = EngineConfig()
     learn: LearnConfig = LearnConfig()
-
-    @field_validator("mechanisms", mode="before")
-    @classmethod
-    def _mechanisms_are_tables(cls, tables: Any) -> Any:
-        for name, table in tables.items() if isinstance(tables, dict) else ():
-            if not isinstance(table, dict) and table is not False:
-                raise ValueError(
-                    f"mechanisms.{name} = {table!r} is neither a table nor false; set one of its fields, take it "
-                    f"with its defaults with --set mechanisms.{name}={{}}, or leave it out with --set "
-                    f"mechanisms.{name}=false"
-                )
-        return tables
 
 
 C = TypeVar("C", bound=BaseModel)

@@ -239,6 +239,8 @@ REFUSED = {
         "mechanisms.unfinished and mechanisms.fixed contradict each other",
     ),
     "unknown importance": (["train", "--set=learn.importance=tiss"], "unknown importance 'tiss'; did you mean 'tis'?"),
+    "an importance without a name": (["train", "--set=learn.importance={}"], "learn.importance has no name; set"),
+    "a mask that is no table": (["train", "--set=learn.masks.mastered=true"], "learn.masks.mastered = True is neither"),
     "unknown mask": (["train", "--set=learn.masks.masterd={}"], "unknown mask 'masterd'; did you mean 'mastered'?"),
     "a bad field of a mask": (
         ["train", "ulorl", "--set=learn.masks.mastered.p=2"],

@@ -92,3 +92,9 @@ def test_unknown_recipe_and_unreadable_files(tmp_path):
 def test_a_config_does_not_change():
     with pytest.raises(Exception, match="frozen"):
         EngineConfig().max_seqs = 3
+
+
+@pytest.mark.parametrize(("recipe", "field"), [("g2tp", "prune"), ("dynaseg", "bridge"), ("ppo", "critic")])
+def test_false_leaves_a_part_of_the_learner_out(recipe, field):
+    assert getattr(load_recipe(recipe, {}, []).learn, field) is not None
+    assert getattr(load_recipe(recipe, {}, [f"learn.{field}=false"]).learn, field) is None

@@ -3,7 +3,7 @@
 Invariant: an environment keeps nothing between two calls, so that a turn may be asked about again: that is what a run
 does that was broken off while a reply was on its way. What it raises, returns or takes too long for costs its own
 trajectory and no other (see rollout/turns.py). It shares the trainer's event loop: work that blocks belongs into
-`asyncio.to_thread`, or else nothing can cut it short.
+`asyncio.to_thread`, or else nothing can cut it short; a thread that hangs cannot be ended either, only left behind.
 """
 
 from abc import ABC, abstractmethod

@@ -6,10 +6,12 @@ and it happens only while the engine is paused.
 """
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
@@ -33,6 +35,7 @@ from untail.rollout.turns import ChatVoice, Turns, build_environment
 from untail.rollout.validate import validate
 from untail.types import Batch, Event, Group, Prompt, SamplingParams, Trajectory
 
+T = TypeVar("T")
 Tables = dict[str, dict[str, Any]]
 """What scores each task, by its name."""
 
@@ -106,6 +109,9 @@ class LocalRoles(LocalJudge):
         super().__init__(recipe, model, rewards, partials)
         self.has_partials = bool(partials)
         self.prompts = prompts
+        # A thread of our own: those of `asyncio.to_thread` may all be with tools that never come back.
+        self._thread = ThreadPoolExecutor(1, "untail-learner")
+        self.to_close.callback(self._thread.shutdown)
         self.mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
         self.mechanisms.check(self.backend.capabilities, "native")
         self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens)
@@ -162,10 +168,13 @@ class LocalRoles(LocalJudge):
         """What the step left for later ones, if the learner trains such things ahead."""
         return [] if self.recipe.learn.bridge is None else self.controller.underway()
 
+    async def _aside(self, work: Callable[..., T], *about: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *about))
+
     async def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and publish the weights under the step's number as their version."""
         await self.backend.pause("keep")
-        figures = await asyncio.to_thread(self.trainer.update, batch)
+        figures = await self._aside(self.trainer.update, batch)
         await self.backend.load_weights(None, batch.step)
         await self.backend.resume()
         return figures
@@ -178,7 +187,7 @@ class LocalRoles(LocalJudge):
         tensors, numbers = self.trainer.state_dict()
         self.history.commit()
         state = {"trainer": numbers, "records": self.history.count(), "rollout": memory.written(self._memory), **state}
-        return await asyncio.to_thread(checkpoint.save, folder, step, tensors, state, keep)
+        return await self._aside(checkpoint.save, folder, step, tensors, state, keep)
 
     async def restore(self, path: Path) -> dict[str, Any]:
         """Weights, optimizer and version as they were; the rest of what was saved comes back."""
@@ -211,7 +220,7 @@ class LocalRoles(LocalJudge):
 
     async def export(self, folder: Path) -> None:
         try:
-            await asyncio.to_thread(save_folder, self.model.decoder, self.model.tokenizer, folder)
+            await self._aside(save_folder, self.model.decoder, self.model.tokenizer, folder)
         except (OSError, SafetensorError) as error:
             raise UserError(
                 f"cannot write the model to {folder}: {error}; the last checkpoint is intact: make room, then --resume"

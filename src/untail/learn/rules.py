@@ -57,7 +57,7 @@ def rules_of(config: LearnConfig, longest: int) -> Rules:
             )
     return Rules(
         advantage,
-        IMPORTANCES.build(config.importance or IMPORTANCE, "learn.importance"),
+        IMPORTANCES.build(IMPORTANCE if config.importance is None else config.importance, "learn.importance"),
         CREDITS.build(config.credit, "learn.credit"),
         {
             name: MASKS.build({**table, "name": name}, f"learn.masks.{name}")

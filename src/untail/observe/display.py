@@ -41,6 +41,9 @@ class Display:
             text = f"step {row['step']:>4}  held-out score {validation['score']:.1%} (95 % {low:.1%} to {high:.1%})"
             self.console.print(text, highlight=False)
             return
+        if row.get("tool_failures"):
+            counts = ", ".join(f"{count} x {kind}" for kind, count in sorted(row["tool_failures"].items()))
+            self.console.print(f"step {row['step']:>4}  the environment gave no reply: {counts}", highlight=False)
         where, figures = f"step {row['step']:>4}/{self.steps}  ETA {self._eta(row)}", line_of(row)
         if self.console.is_terminal:
             self._live.update(self._panel(row["step"] / self.steps, where, figures))

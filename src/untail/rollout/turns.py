@@ -123,7 +123,10 @@ class Turns:
             async with asyncio.timeout(self.limits.time_limit_s) as limit:
                 reply: Any = await self.environment.reply(turn)
             latency = float(self.environment.latency_s(turn))
-        except Exception as error:  # whatever it is, it belongs to this trajectory alone
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            # Whatever it is, it belongs to this trajectory alone.
             return Answer(failure="timeout" if limit.expired() else _named("raised", error))
         if not (reply is None or isinstance(reply, str)):
             return Answer(failure=f"not a string: {type(reply).__name__}")
@@ -143,7 +146,13 @@ class Turns:
             ) from error
 
 
-def _named(kind: str, error: Exception) -> str:
+def _is_cancelled() -> bool:
+    """By us: an environment may let one through that was meant for a client of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _named(kind: str, error: BaseException) -> str:
     return f"{kind}: {type(error).__name__}: {error}"
 
 
@@ -152,6 +161,12 @@ def build_environment(recipe: Recipe, capabilities: Capabilities, backend: str) 
     if recipe.environment is None:
         return None
     environment = ENVIRONMENTS.build(recipe.environment, "environment")
+    stops = environment.stop_strings
+    if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise ConfigError(
+            f"environment.name = {recipe.environment['name']!r}: its stop_strings are {stops!r}; they must be a tuple "
+            "of strings that are not empty"
+        )
     if not capabilities.append:
         raise ConfigError(
             f"environment.name = {recipe.environment['name']!r} needs replies within a sequence, which the backend "

@@ -50,3 +50,9 @@ def test_elsewhere_a_step_is_one_line():
 def test_a_step_that_trained_nothing(terminal):
     empty = {**ROW, "trajectories": 0, "reward": None, "len_p50": None, "len_p99": None}
     assert "nothing to train" in shown(empty, terminal)[-1]
+
+
+def test_an_environment_that_fails_is_told_of():
+    failures, step = shown({**ROW, "tool_failures": {"timeout": 2, "raised": 30}}, terminal=False)
+    assert failures == "step 1234  the environment gave no reply: 30 x raised, 2 x timeout"
+    assert step.startswith("step 1234/9999")

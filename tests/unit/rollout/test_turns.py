@@ -282,3 +282,28 @@ def test_a_reply_cannot_forge_turns():
 async def test_a_timeout_of_its_own_is_its_own_fault():
     answer = await turns(environment(TimeoutError("the database"))).ask(spoken(7, 0))
     assert answer.failure == "raised: TimeoutError: the database"
+
+
+@pytest.mark.parametrize("error", [SystemExit("3"), asyncio.CancelledError("a client's own")], ids=repr)
+async def test_what_would_end_the_program_costs_one_trajectory(error):
+    async def raises(turn):
+        raise error
+
+    answer = await turns(environment(raises)).ask(spoken(7, 0))
+    assert answer.failure == f"raised: {type(error).__name__}: {error}"
+
+
+async def test_when_we_cancel_it_is_cancelled():
+    task = asyncio.create_task(turns(environment(lambda turn: asyncio.sleep(99))).ask(spoken(7, 0)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("stops", ["abc", ("",), (3,)])
+def test_stop_strings_that_are_none(stops, monkeypatch):
+    monkeypatch.setattr("untail.envs.calculator.Calculator.stop_strings", stops)
+    recipe = load_recipe("grpo", {"environment": {"name": "calculator"}}, [])
+    with pytest.raises(ConfigError, match="'calculator': its stop_strings are"):
+        build_environment(recipe, Capabilities("exact", "cow", True, True), "native")

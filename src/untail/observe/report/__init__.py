@@ -5,6 +5,7 @@ same code. What a model or a user wrote is shown as text and never executed. The
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from untail.errors import UserError
@@ -28,7 +29,8 @@ def write_report(given: Sequence[Path], out: Path | None = None) -> Path:
         part.write_bytes(page)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise UserError(
             f"cannot write the report to {path}: {error.strerror}; choose another place with --out"
         ) from None
