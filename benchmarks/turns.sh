@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/data/turns.json}
 
 rm -rf runs/turns
-.venv/bin/untail compare grpo oversample april --steps 16 --out runs/turns --json \
+.venv/bin/untail compare grpo oversample april --steps 8 --out runs/turns --json --set rollout.max_tokens=128 \
   --set environment.name=try_again --set environment.turns=3 --set environment.time_limit_s=20 \
   --set environment.latency_s=0.3 --set environment.latency_sigma=1.5 "$@" | tail -1 > "$out"
