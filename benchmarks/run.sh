@@ -18,9 +18,15 @@ done
 # Recipes side by side: the same start weights, prompts, slots and seeds, a step each in turn.
 for seed in 0 1 2; do
   rm -rf runs/compare-seed$seed
-  $untail compare grpo ulorl oversample april es-grpo untail --steps 24 --set seed=$seed --out runs/compare-seed$seed --json \
+  $untail compare grpo ulorl oversample april es-grpo untail --steps 30 --set seed=$seed --out runs/compare-seed$seed --json \
     | tail -1 > $data/compare-seed$seed.json
+  rm -rf runs/grpo-untail-seed$seed
+  $untail compare grpo untail --steps 30 --set seed=$seed --set validation.every=30 --out runs/grpo-untail-seed$seed --json \
+    | tail -1 > $data/grpo-untail-seed$seed.json
 done
+rm -rf runs/easy
+$untail compare grpo es-grpo --steps 16 --set task.mixture.1=1 --set task.mixture.2=1 --set validation.every=16 \
+  --out runs/easy --json | tail -1 > $data/easy.json
 benchmarks/turns.sh
 rm -rf runs/ablate
 $untail compare es-grpo --ablate out --steps 16 --out runs/ablate --json | tail -1 > $data/ablate-es-grpo.json

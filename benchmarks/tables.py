@@ -27,9 +27,9 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:.{digits}%}"
 
 
-def compared() -> None:
+def compared(name: str) -> None:
     """Means over seeds of what each recipe is against the first, and every seed's ratio."""
-    seeds = [rows_of(f"compare-seed{seed}") for seed in SEEDS]
+    seeds = [rows_of(f"{name}-seed{seed}") for seed in SEEDS]
     lines = []
     for number, first in enumerate(seeds[0]):
         rows = [rows[number] for rows in seeds]
@@ -48,7 +48,7 @@ def compared() -> None:
             ]
         )
     head = ["recipe", "speed", "ETT", "against `grpo` (each seed)", "slot bubble", "tail", "flat groups", "score after"]
-    show("Recipes side by side", head, lines)
+    show(name, head, lines)
 
 
 def plain(name: str, title: str) -> None:
@@ -103,7 +103,9 @@ def simulated(name: str) -> None:
 
 
 def main() -> None:
-    compared()
+    for name in ("compare", "grpo-untail"):
+        if (DATA / f"{name}-seed{SEEDS[-1]}.json").exists():
+            compared(name)
     for name, title in (
         ("ablate-es-grpo", "es-grpo, each part left out"),
         ("turns", "Turns with a slow tool"),
