@@ -42,7 +42,7 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The figures of benchmarks/: on a quiet machine, about half an hour.
+# The figures of benchmarks/: on a quiet machine, several hours.
 bench: $(VENV)/installed
 	$(PIP) trl
 	bash benchmarks/run.sh

@@ -159,7 +159,12 @@ class Trajectory:
     @property
     def made(self) -> int:
         """Tokens that the model generated for it: what it shares with its parent counts there."""
-        return sum(self.from_model[self.forked_at :])
+        return sum(self.from_model[self.forked_at :]) if self.forked_at else self.length
+
+    @property
+    def written_segments(self) -> list[Segment]:
+        """Those that the model wrote."""
+        return [segment for segment in self.segments if segment.why != "reply"]
 
     @property
     def mean_entropy(self) -> float:

@@ -8,8 +8,8 @@ approximates the whole one and is not rescaled.
 `exact`: nothing but the weights. Head rows of pruned tokens are never computed and a sequence ends with its last kept
 token (pack.py); the gradient is that of the masked loss.
 `detach`: on top of that the positions that would have predicted pruned tokens are constants: their keys and values are
-seen by later positions but carry no gradient, so they have no backward of their own. The forward is the same to the
-last bit of the formula, the gradient is not: it lacks the paths through those positions. Prompts stay as they were.
+seen by later positions but carry no gradient, so they have no backward of their own. The forward is the same, the
+gradient is not: it lacks the paths through those positions. Prompts stay as they were.
 
 Shape suffixes: L packed tokens with gradient, C constant ones, T both, D hidden.
 """

@@ -4,7 +4,7 @@ Invariant: this is the one place that reads these tables. What cannot be learned
 one sentence before anything is generated (`refuse_unfit`, `refuse_blind`).
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +87,10 @@ def resolved(config: LearnConfig) -> LearnConfig:
 class Rollout:
     """What the rules have to know of a recipe's rollout: mechanisms by name, and whether steps leave work over."""
 
-    lossy: Collection[str] = ()  # their tokens are not sampled from the policy itself
-    copiers: Collection[str] = ()
-    sure_pruners: Collection[str] = ()  # without a draw, or with next to no chance to live
-    masking_pruners: Collection[str] = ()
+    lossy: Sequence[str] = ()  # their tokens are not sampled from the policy itself
+    copiers: Sequence[str] = ()
+    sure_pruners: Sequence[str] = ()  # without a draw, or with next to no chance to live
+    masking_pruners: Sequence[str] = ()
     defers: bool = False
 
 
@@ -98,7 +98,7 @@ def refuse_unfit(rules: Rules, bridges: bool, rollout: Rollout) -> None:
     """What these rules cannot learn from, whatever the backend."""
     if rollout.lossy and not (rules.importance.knows_sampling or rules.credit.corrects_sampling):
         raise ConfigError(
-            f"mechanisms.{next(iter(rollout.lossy))} samples tokens from something else than the policy, and the "
+            f"mechanisms.{rollout.lossy[0]} samples tokens from something else than the policy, and the "
             "recipe's importance rule cannot tell; set learn.importance to 'tis' or 'segment', or learn.credit to "
             "'weights'"
         )
@@ -109,16 +109,17 @@ def refuse_unfit(rules: Rules, bridges: bool, rollout: Rollout) -> None:
 
 
 def _refuse_certain_death(rollout: Rollout) -> None:
-    for name in rollout.sure_pruners:
+    if rollout.sure_pruners:
         raise ConfigError(
             "learn.credit = 'weights' weighs survivors by their chance to live, but "
-            f"mechanisms.{name} prunes without a draw; prune with mechanisms.outliers at a probability of at most 0.9, "
-            "or set learn.credit to 'once'"
+            f"mechanisms.{rollout.sure_pruners[0]} prunes without a draw; prune with mechanisms.outliers at a "
+            "probability of at most 0.9, or set learn.credit to 'once'"
         )
-    for name in rollout.masking_pruners:
+    if rollout.masking_pruners:
         raise ConfigError(
-            f"learn.credit = 'weights' counts everybody who was started, but mechanisms.{name}.stopped = 'mask' takes "
-            "the pruned out; set it to 'penalty' or 'zero', or learn.credit to 'once'"
+            "learn.credit = 'weights' counts everybody who was started, but "
+            f"mechanisms.{rollout.masking_pruners[0]}.stopped = 'mask' takes the pruned out; set it to 'penalty' or "
+            "'zero', or learn.credit to 'once'"
         )
 
 
@@ -128,10 +129,10 @@ def _refuse_broken_bridge(rules: Rules, rollout: Rollout) -> None:
             "learn.bridge trains segments of what goes on in the next step, but this recipe's steps leave nothing "
             "over; add mechanisms.defer, or leave learn.bridge out"
         )
-    for name in rollout.copiers:
+    if rollout.copiers:
         raise ConfigError(
-            f"learn.bridge trains what a copy of mechanisms.{name} shares before the copy is made, and it would be "
-            "trained again; leave one of the two out"
+            f"learn.bridge trains what a copy of mechanisms.{rollout.copiers[0]} shares before the copy is made, and it "
+            "would be trained again; leave one of the two out"
         )
     if any(isinstance(mask, LastSegment) for mask in rules.scopes):
         raise ConfigError(

@@ -71,6 +71,7 @@ class Trainer:
         judged = Judged(batch.groups, {}, {}) if self.values is None else self.values.judge(batch)
         groups = [samples_of(group, self.rules, judged.estimates) for group in judged.groups]
         self._over_batch([sample for group in groups for sample in group])
+        flat, masked = sum(not teaches(group) for group in groups), sum(map(_masked_tokens, groups))
         minibatches = self._minibatches(groups, batch.version)
         self._fill_logprobs(minibatches)
         middle = time.perf_counter()
@@ -80,10 +81,10 @@ class Trainer:
             tally.figures()
             | judged.figures
             | {
-                "zero_variance_groups": sum(not teaches(group) for group in groups),
+                "zero_variance_groups": flat,
                 "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
                 "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
-                "masked_tokens": sum(map(_masked_tokens, groups)),
+                "masked_tokens": masked,
                 "optimizer_steps": outcomes["taken"],
                 "skipped_updates": outcomes["skipped"],
                 "dropped_minibatches": outcomes["dropped"],

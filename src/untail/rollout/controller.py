@@ -43,8 +43,9 @@ class Controller:
     ):
         """`slots_each` sequences run on each backend at once; `partial` is for tasks that have partial scores; `turns`:
         with whom they converse."""
-        engines = (backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed)
-        self.stage = Stage(*engines, partial, turns)
+        self.stage = Stage(
+            backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed, partial, turns
+        )
         self.admission = Admission(self.stage)
         self.lives = Lives(self.stage)
         self._sampling = SamplingParams(

@@ -156,7 +156,7 @@ class Lives:
                 tokens=member.length,
                 prompt_tokens=len(trajectory.prompt.tokens),
                 end=trajectory.end,
-                segments=sum(segment.why != "reply" for segment in trajectory.segments),
+                segments=len(trajectory.written_segments),
                 versions=[trajectory.version[0], trajectory.version[-1]],
                 entropy=trajectory.mean_entropy,
                 predicted=member.group.plan.predicted.known_mean,
@@ -206,7 +206,7 @@ class Lives:
             tokens=member.length,
             made=trajectory.made,
             reason=verdict.reason,
-            segments=sum(segment.why != "reply" for segment in trajectory.segments),
+            segments=len(trajectory.written_segments),
             audited=audited,
         )
         if audited:

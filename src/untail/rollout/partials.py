@@ -39,12 +39,10 @@ class Partials:
     def hear(self, member: Member, score: PartialScore) -> None:
         stage = self.stage
         member.partial_due = False
-        if member.partial_at < member.trajectory.turn_begin:
-            pass  # it is about the turn before
-        elif score.failure is None:
-            member.partial = score.value
-        else:
+        if score.failure is not None:
             stage.record("partial", id=member.id, failure=score.failure)
+        elif member.partial_at >= member.trajectory.turn_begin:  # otherwise it is about the turn before
+            member.partial = score.value
         if member.state is State.WAITING:
             stage.busy.discard(member)
             if member.rested_in == stage.view.step:

@@ -58,6 +58,7 @@ def test_what_is_wrong_is_named(case):
     "fields", [{}, {"importance": "on_policy"}, {"credit": "progressive"}, {"masks": {"pruned": {}}}]
 )
 def test_a_backend_without_log_probs_will_do_for_rules_that_need_none(fields):
+    assert rules(**fields).needing_logprobs == []
     refuse_blind(rules(**fields), "other", **{**GOOD, "logprobs": False})
 
 
@@ -94,6 +95,7 @@ def test_tokens_from_something_else_than_the_policy_need_a_rule_with_mu_in_it(im
 
 @pytest.mark.parametrize("importance", ["segment", "tis"])
 def test_rules_with_mu_in_them_may_have_such_tokens(importance):
+    assert rules(importance=importance).importance.knows_sampling
     refuse_unfit(rules(importance=importance), False, Rollout(lossy=["fork"]))
 
 

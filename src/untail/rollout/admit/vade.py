@@ -107,17 +107,18 @@ class Vade(Mechanism, Admit):
 
     def _draw(self, view: View) -> list[tuple[float, Prompt]]:
         """Gains and prompts, the highest gain first."""
-        rng = view.rng("vade")
+        rng, sharp = view.rng("vade"), self.config.sharp
         drawn = []
         for prompt in view.prompts:
             a, b = self._judge(prompt, view.step)
-            sharp = self.config.sharp
             drawn.append((self._gain(rng.betavariate(sharp * a + 1, sharp * b + 1)), prompt))
         return sorted(drawn, key=lambda pair: -pair[0])
 
     def _judge(self, prompt: Prompt, step: int) -> tuple[float, float]:
         """(a, b) of the prompt itself, and what its kin adds to them."""
         a, b = self.posterior.at(prompt.id, step)
+        if not self.config.kin:
+            return a, b
         kin_a, kin_b = self.kin_posterior.at(kin_of(prompt), step)
         weight = min(1.0, self.config.kin / (kin_a + kin_b)) if kin_a + kin_b > 0 else 0.0
         return a + weight * kin_a, b + weight * kin_b

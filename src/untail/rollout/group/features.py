@@ -51,8 +51,8 @@ def far_bound(distances: Sequence[float], mads: float) -> float:
 
 def bounds_of_last(member: Member) -> Segment:
     """Of what the model wrote; empty where it has written nothing yet."""
-    own = (segment for segment in reversed(member.trajectory.segments) if segment.why != "reply")
-    return next(own, Segment(0, 0, ""))
+    own = member.trajectory.written_segments
+    return own[-1] if own else Segment(0, 0, "")
 
 
 def last_segment(member: Member) -> list[int]:
