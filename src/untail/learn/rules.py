@@ -131,8 +131,8 @@ def _refuse_broken_bridge(rules: Rules, rollout: Rollout) -> None:
         )
     if rollout.copiers:
         raise ConfigError(
-            f"learn.bridge trains what a copy of mechanisms.{rollout.copiers[0]} shares before the copy is made, and it "
-            "would be trained again; leave one of the two out"
+            f"learn.bridge trains what a copy of mechanisms.{rollout.copiers[0]} shares before the copy is made, and "
+            "it would be trained again; leave one of the two out"
         )
     if any(isinstance(mask, LastSegment) for mask in rules.scopes):
         raise ConfigError(
