@@ -62,6 +62,7 @@ class SequenceSpec:
     time; `hold` keeps the sequence resident after a stop, for an environment's reply; `hidden` asks for hidden-state
     sums. The last `done` of `tokens` are response tokens already: a trajectory that comes from another engine or from a
     checkpoint goes on as if it had been here all the time. The first `turn_begin` of these belong to earlier turns.
+    `past` are earlier responses to the same prompt, the best first, for whoever drafts from them.
     """
 
     id: str
@@ -74,6 +75,7 @@ class SequenceSpec:
     hidden: bool = False
     done: int = 0
     turn_begin: int = 0
+    past: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(slots=True)

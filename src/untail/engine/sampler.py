@@ -21,11 +21,15 @@ _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
 
 
+Figures = tuple[float, float, float, float]
+"""Of one token: policy log-prob, behaviour log-prob, entropy, p(eos)."""
+
+
 class Sampled(NamedTuple):
     """Host lists, one entry per row."""
 
     tokens: list[int]
-    figures: list[tuple[float, float, float, float]]  # policy log-prob, behaviour log-prob, entropy, p(eos)
+    figures: list[Figures]
 
 
 def sample(logits_RV: Tensor, sequences: list[Sequence]) -> Sampled:

@@ -1,0 +1,65 @@
+"""What the engine asks of whoever drafts for it. The engine declares it and imports no drafter.
+
+Invariant: a verified draft changes how many steps a token takes and never which token it is. At each position the
+target draws with that position's own random stream; a draft is taken while it equals what was drawn.
+"""
+
+from typing import NamedTuple, Protocol
+
+from untail.engine.runner import Runner
+from untail.engine.sampler import Figures
+from untail.engine.sequence import Sequence
+
+
+class Ask(NamedTuple):
+    """A sequence that has caught up and may carry drafts in this step: its blocks hold `most` tokens more than it
+    has."""
+
+    sequence: Sequence
+    most: int
+
+
+class Draft(NamedTuple):
+    """Tokens that may follow a sequence's own. With figures they are taken as they are, unverified: lossy."""
+
+    tokens: list[int]
+    figures: list[Figures] | None = None
+
+
+class Verified(NamedTuple):
+    """What a step gave a sequence that sampled in it, drafted for or not: the accepted drafts and one token more."""
+
+    sequence: Sequence
+    drafted: int
+    accepted: int
+    tokens: list[int]
+
+
+class Speculation(Protocol):
+    """Pre: every call comes from the engine's thread, and no call raises: a drafter's fault stays with it."""
+
+    wants_hidden: bool  # the runner keeps the last layer's hidden state of every token it computes
+
+    def attach(self, runner: Runner) -> None:
+        """Before anything else: what model drafters compute with."""
+        ...
+
+    def begin(self, sequence: Sequence) -> None:
+        """It came to the engine: added, or forked off another."""
+        ...
+
+    def depths(self, sequences: list[Sequence]) -> list[int]:
+        """How many drafts each may carry in the next step. Pre: all of them are in a slot and have caught up."""
+        ...
+
+    def propose(self, asks: list[Ask]) -> list[Draft]:
+        """One for each, none longer than asked for. Pre: a subset of the last `depths`, in the same order."""
+        ...
+
+    def verified(self, results: list[Verified], seconds: float, only_decoded: bool) -> None:
+        """What became of it. `only_decoded`: nothing was filled in, so that the seconds are those of the drafts."""
+        ...
+
+    def end(self, sequence: Sequence) -> None:
+        """It left the engine."""
+        ...
