@@ -15,9 +15,10 @@ from tests.helpers.models import FAMILIES
 from tests.helpers.running import spec
 from untail.config import EngineConfig
 from untail.engine.blocks import BLOCK
+from untail.engine.draft import Draft
 from untail.engine.engine import Engine
 from untail.engine.models.decoder import Decoder
-from untail.engine.runner import Result
+from untail.engine.runner import Drawn, Result
 from untail.engine.sampler import Sampled
 from untail.engine.scheduler import Plan
 from untail.engine.sequence import State
@@ -34,32 +35,83 @@ class ShadowRunner:
         self.random = random.Random(0)
         self.kv = object()
 
-    def run(self, plan: Plan) -> Result:
-        for source, target in plan.copies:
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        for source, target in copies:
             self.slots[target * BLOCK : (target + 1) * BLOCK] = self.slots[source * BLOCK : (source + 1) * BLOCK]
+
+    def run(self, plan: Plan) -> Result:
         written: set[int] = set()
-        for sequence, size in plan.work:
-            for position in range(sequence.computed, sequence.computed + size):
-                slot = sequence.blocks[position // BLOCK] * BLOCK + position % BLOCK
+        for work in plan.work:
+            history = (*work.sequence.tokens[: work.sequence.computed + work.size], *work.drafts)
+            for position in range(work.sequence.computed, len(history)):
+                slot = work.sequence.blocks[position // BLOCK] * BLOCK + position % BLOCK
                 assert slot not in written, "two sequences write one slot in one step"
                 written.add(slot)
-                self.slots[slot] = tuple(sequence.tokens[: position + 1])
-        sampling = []
-        for sequence, size in plan.work:
-            for position in range(sequence.computed + size):
-                slot = sequence.blocks[position // BLOCK] * BLOCK + position % BLOCK
-                assert self.slots[slot] == tuple(sequence.tokens[: position + 1]), "a sequence reads another's history"
-            if sequence.wanted == size:
-                sampling.append(sequence)
-        tokens = [self.random.randrange(0, 4) for _ in sampling]
-        return Result(sampling, Sampled(tokens, [(0.0, 0.0, 0.0, 0.0)] * len(tokens)), torch.zeros(len(tokens), 1))
+                self.slots[slot] = history[: position + 1]
+        drawn, sampled = [], Sampled([], [], [])
+        for work in plan.work:
+            history = (*work.sequence.tokens[: work.sequence.computed + work.size], *work.drafts)
+            for position in range(len(history)):
+                slot = work.sequence.blocks[position // BLOCK] * BLOCK + position % BLOCK
+                assert self.slots[slot] == history[: position + 1], "a sequence reads another's history"
+            if work.catches_up:
+                first = len(sampled.tokens)
+                self.draw(work.drafts, sampled)
+                drawn.append(Drawn(work.sequence, range(first, len(sampled.tokens))))
+        return Result(drawn, sampled, torch.zeros(len(sampled.tokens), 1))
+
+    def draw(self, drafts: list[int], sampled: Sampled) -> None:
+        """Tokens out of four, so that one in four drafts is right."""
+        counts = True
+        for draft in (*drafts, None):
+            token = self.random.randrange(0, 4)
+            sampled.tokens.append(token)
+            sampled.figures.append((0.0, 0.0, 0.0, 0.0))
+            sampled.counts.append(counts)
+            counts = counts and token == draft
+
+
+class Guesses:
+    """Drafts of any length out of the same four tokens, for some and not for others."""
+
+    wants_hidden = False
+
+    def __init__(self):
+        self.random = random.Random(1)
+        self.alive: set[str] = set()
+
+    def attach(self, runner):
+        pass
+
+    def begin(self, sequence):
+        assert sequence.id not in self.alive
+        self.alive.add(sequence.id)
+
+    def depths(self, sequences):
+        return [self.random.choice((0, 1, 3, 20)) for _ in sequences]
+
+    def propose(self, asks):
+        for ask in asks:
+            assert len(ask.sequence.blocks) * BLOCK >= len(ask.sequence.tokens) + ask.most
+        return [Draft([self.random.randrange(0, 4) for _ in range(self.random.choice((0, 2, 30)))]) for _ in asks]
+
+    def verified(self, results, seconds, only_decoded):
+        for result in results:
+            assert result.tokens == result.sequence.tokens[-len(result.tokens) :]
+            assert 0 <= result.accepted <= result.drafted
+
+    def end(self, sequence):
+        self.alive.remove(sequence.id)
 
 
 class EngineMachine(RuleBasedStateMachine):
+    speculation: type[Guesses] | None = None
+
     def __init__(self):
         super().__init__()
         config = EngineConfig(kv_blocks=10, max_seqs=4, max_batch_tokens=24, context=96)
-        self.engine = Engine(Decoder(FAMILIES["llama"]), config)
+        self.guesses = self.speculation() if self.speculation else None
+        self.engine = Engine(Decoder(FAMILIES["llama"]), config, speculation=self.guesses)
         self.engine.runner = ShadowRunner(10)
         self.made = 0
 
@@ -135,6 +187,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def integrity(self):
         self.engine.check_integrity()
+        assert self.guesses is None or self.guesses.alive == set(self.engine.names())
 
     def teardown(self):
         """Whatever happened, everything can still be finished and every block comes home."""
@@ -148,7 +201,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.pool.free == self.engine.pool.total
 
 
-EngineMachine.TestCase.settings = settings(
-    max_examples=500, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class DraftingMachine(EngineMachine):
+    speculation = Guesses
+
+
 TestEngineMachine = EngineMachine.TestCase
+TestDraftingMachine = DraftingMachine.TestCase
+for case, examples in ((TestEngineMachine, 500), (TestDraftingMachine, 300)):
+    case.settings = settings(
+        max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    )

@@ -5,6 +5,7 @@ Invariant: between two calls every sequence is in exactly one of the scheduler's
 thread; backends/native.py makes it asynchronous.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +14,11 @@ from itertools import count as counting
 from untail.config import EngineConfig
 from untail.engine import weights
 from untail.engine.blocks import BLOCK, BlockPool, blocks_for
+from untail.engine.draft import Ask, Speculation, Verified
 from untail.engine.models.decoder import Decoder
 from untail.engine.prefix import PrefixCache
 from untail.engine.runner import Result, Runner
-from untail.engine.scheduler import Counts, Scheduler, StepSize, Work
+from untail.engine.scheduler import Counts, Plan, Scheduler, StepSize, Work
 from untail.engine.sequence import Sequence, State
 from untail.engine.validate import Limits, check_stream, check_temperature, refuse_if_too_large
 from untail.errors import RequestError, SequenceStateError
@@ -34,8 +36,15 @@ class StepFailed(Exception):
 
 
 class Engine:
-    def __init__(self, decoder: Decoder, config: EngineConfig, decode: Decode | None = None):
-        """`decode` turns token ids to text, special tokens included; only sequences with stop strings need it."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: EngineConfig,
+        decode: Decode | None = None,
+        speculation: Speculation | None = None,
+    ):
+        """`decode` turns token ids to text, special tokens included; only sequences with stop strings need it.
+        `speculation` drafts, if somebody does."""
         context = config.context or decoder.shape.context
         if context > decoder.shape.context:
             raise RequestError(f"engine.context = {context}, but the model's own limit is {decoder.shape.context}")
@@ -53,9 +62,12 @@ class Engine:
         self.prefix = PrefixCache(config.prefix_cache)
         self.pool = BlockPool(blocks, self.prefix.forget)
         self.scheduler = Scheduler(self.pool, self.prefix, config.max_seqs, config.max_batch_tokens)
-        self.runner = Runner(decoder, blocks)
+        self.runner = Runner(decoder, blocks, keeps_hidden=speculation is not None and speculation.wants_hidden)
         self.last_step = StepSize(0, 0)
         self._decode = decode
+        self._speculation = speculation
+        if speculation is not None:
+            speculation.attach(self.runner)
         self._sequences: dict[str, Sequence] = {}
         self._forks = counting(1)
 
@@ -92,22 +104,31 @@ class Engine:
         sequence.turn_begin = self._begin_of_turn(sequence)
         self._sequences[spec.id] = sequence
         self.scheduler.add(sequence)
+        if self._speculation is not None:
+            self._speculation.begin(sequence)
 
     def step(self) -> list[tuple[str, Chunk]]:
         """Compute one batch; the chunks that are full, and the last chunk of every sequence that came to an end."""
-        plan = self.scheduler.plan()
-        self.last_step = plan.size
+        began = time.perf_counter()
+        plan = self.scheduler.plan(self._depths())
         if not plan.work:
+            self.last_step = plan.size
             return []
         try:
+            self.runner.copy(plan.copies)
+            self._draft(plan)
+            self.last_step = plan.size
             result = self.runner.run(plan)
         except Exception as error:
             raise self._fail(plan.work, error) from error
-        for sequence, count in plan.work:
-            sequence.computed += count
+        for work in plan.work:
+            work.sequence.computed += work.size
         self.counts.steps += 1
-        self.counts.sampled += len(result.sampling)
-        return self._deliver(result)
+        delivered, verified = self._deliver(result)
+        if self._speculation is not None:
+            only_decoded = all(work.size == 1 for work in plan.work)
+            self._speculation.verified(verified, time.perf_counter() - began, only_decoded)
+        return delivered
 
     def extend(self, name: str, budget: int) -> None:
         """A sequence at its boundary goes on, resident as it is."""
@@ -218,17 +239,61 @@ class Engine:
             assert blocks_for(sequence.computed) <= len(sequence.blocks) <= blocks_for(len(sequence.tokens))
             assert len(sequence.path) * BLOCK <= sequence.computed
 
-    def _deliver(self, result: Result) -> list[tuple[str, Chunk]]:
-        delivered = []
-        for row, sequence in enumerate(result.sampling):
-            hidden = result.hidden_RD[row].float().cpu() if sequence.spec.hidden else None
-            sequence.take(result.sampled.tokens[row], result.sampled.figures[row], self.version, hidden)
-            end = self._end_of(sequence)
+    def _depths(self) -> dict[str, int] | None:
+        """How many drafts each sequence may carry in the next step, within its budget and the context."""
+        if self._speculation is None:
+            return None
+        ready = [s for s in self.scheduler.running if s.wanted == 1]
+        depths = self._speculation.depths(ready)
+        room = lambda s: min(s.budget, self.limits.context - len(s.tokens)) - 1  # one more token is always drawn
+        return {s.id: min(depth, room(s)) for s, depth in zip(ready, depths, strict=True)}
+
+    def _draft(self, plan: Plan) -> None:
+        works = [work for work in plan.work if work.lookahead > 0]
+        if not works:
+            return
+        assert self._speculation is not None
+        drafts = self._speculation.propose([Ask(work.sequence, work.lookahead) for work in works])
+        for work, draft in zip(works, drafts, strict=True):
+            work.drafts.extend(self._usable(draft.tokens[: work.lookahead], work.sequence))
+
+    def _usable(self, draft: list[int], sequence: Sequence) -> list[int]:
+        """Nothing follows a stop token, and nothing that is no token is tried."""
+        for place, token in enumerate(draft):
+            if not 0 <= token < self.limits.vocab:
+                return draft[:place]
+            if token in sequence.spec.sampling.stop_ids:
+                return draft[: place + 1]
+        return draft
+
+    def _deliver(self, result: Result) -> tuple[list[tuple[str, Chunk]], list[Verified]]:
+        delivered: list[tuple[str, Chunk]] = []
+        verified: list[Verified] = []
+        for sequence, rows in result.drawn:
+            before = len(sequence.tokens)
+            for row in rows:
+                if not result.sampled.counts[row]:
+                    break
+                hidden = result.hidden_RD[row].float().cpu() if sequence.spec.hidden else None
+                sequence.take(result.sampled.tokens[row], result.sampled.figures[row], self.version, hidden)
+                end = self._end_of(sequence)
+                if end is not None:
+                    break
+                if len(sequence.chunk.tokens) >= sequence.spec.chunk:
+                    delivered.append((sequence.id, sequence.emit()))
+            taken = sequence.tokens[before:]
+            self._settle(sequence, len(rows) - 1, len(taken) - 1)
+            verified.append(Verified(sequence, len(rows) - 1, len(taken) - 1, taken))
             if end is not None:
                 self._close(sequence, end)
-            if end is not None or len(sequence.chunk.tokens) >= sequence.spec.chunk:
                 delivered.append((sequence.id, sequence.emit()))
-        return delivered
+        return delivered, verified
+
+    def _settle(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        self.counts.sampled += accepted + 1
+        self.counts.drafted += drafted
+        self.counts.accepted += accepted
+        self.scheduler.settle(sequence, accepted)
 
     def _end_of(self, sequence: Sequence) -> End | None:
         sampling = sequence.spec.sampling
@@ -276,6 +341,8 @@ class Engine:
         for block in child.blocks:
             self.pool.share(block)
         self._sequences[name] = child
+        if self._speculation is not None:
+            self._speculation.begin(child)
         if parent.state is State.BOUNDARY:
             self.scheduler.add_resting(child)
         else:
@@ -285,13 +352,15 @@ class Engine:
     def _fail(self, work: list[Work], error: Exception) -> "StepFailed":
         """A step raised: its sequences end, and nothing that it may have half-written is found again."""
         self.prefix.clear()
-        for sequence, _ in work:
-            self._drop(sequence)
-        return StepFailed([sequence.id for sequence, _ in work], error)
+        for one in work:
+            self._drop(one.sequence)
+        return StepFailed([one.sequence.id for one in work], error)
 
     def _drop(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
+        if self._speculation is not None:
+            self._speculation.end(sequence)
 
     def _find(self, name: str) -> Sequence:
         if name not in self._sequences:

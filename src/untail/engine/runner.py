@@ -1,7 +1,7 @@
 """One step on the device: lay out the planned tokens, run the decoder over them, sample where a sequence has caught up.
 
-Invariant: the runner holds the KV tensor and nothing else that outlives a step; who owns which block is the
-scheduler's.
+Invariant: the runner holds the KV tensor, and for drafters the hidden states beside it, and nothing else that outlives
+a step; who owns which block is the scheduler's.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
+from untail.engine.attention.base import Attention
+from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch, packing_order
 from untail.engine.blocks import BLOCK
 from untail.engine.models.decoder import Decoder
 from untail.engine.sampler import Sampled, sample
@@ -18,28 +19,46 @@ from untail.engine.scheduler import Plan, Work
 from untail.engine.sequence import Sequence
 
 
-class Step(NamedTuple):
-    """What `prepare` lays out: T packed tokens, and the rows of them whose logits are wanted."""
+class Piece(NamedTuple):
+    """Tokens `ids` of one sequence, at positions `begin` and on."""
+
+    blocks: list[int]
+    begin: int
+    ids: list[int]
+
+
+class Layout(NamedTuple):
+    """T packed tokens of several sequences: the pieces in `order`, the last row of each in `last`."""
 
     ids_T: Tensor
     positions_T: Tensor
     slots_T: Tensor
     spans: list[Span]
-    rows_R: Tensor
-    sampling: list[Sequence]
+    order: list[int]
+    last: list[int]
+
+
+class Drawn(NamedTuple):
+    """A sequence that sampled, and its rows of what was sampled: one, and one more for each draft."""
+
+    sequence: Sequence
+    rows: range
 
 
 class Result(NamedTuple):
-    sampling: list[Sequence]
+    drawn: list[Drawn]
     sampled: Sampled
     hidden_RD: Tensor
 
 
 class Runner:
-    def __init__(self, decoder: Decoder, blocks: int):
+    def __init__(self, decoder: Decoder, blocks: int, keeps_hidden: bool = False):
+        """`keeps_hidden`: what the output head sees of every computed token stays beside its keys and values."""
         self.decoder = decoder
         self.blocks = blocks
+        self.keeps_hidden = keeps_hidden
         self.kv: Tensor | None = None
+        self.hidden: Tensor | None = None
         self.allocate()
 
     @staticmethod
@@ -52,50 +71,81 @@ class Runner:
         size = (shape.layers, 2, self.blocks, BLOCK, shape.kv_heads, shape.head_dim)
         self.kv = torch.zeros(size, dtype=embed.dtype, device=embed.device)
         self.scratch = make_scratch(self.kv)
+        if self.keeps_hidden:
+            self.hidden = torch.zeros(self.blocks, BLOCK, shape.hidden, dtype=embed.dtype, device=embed.device)
 
     def free(self) -> None:
-        self.kv = None
+        self.kv = self.hidden = None
+
+    @torch.inference_mode()
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Whole blocks, (from, to): copy-on-write, before anything is written."""
+        assert self.kv is not None, "the engine sleeps; wake it first"
+        for source, target in copies:
+            self.kv[:, :, target] = self.kv[:, :, source]
+            if self.hidden is not None:
+                self.hidden[target] = self.hidden[source]
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Result:
         assert self.kv is not None, "the engine sleeps; wake it first"
-        for source, target in plan.copies:
-            self.kv[:, :, target] = self.kv[:, :, source]
-        step = self.prepare(plan.work)
-        shape = self.decoder.shape
-        attention = PagedSdpa(self.kv, self.scratch, step.slots_T, step.spans, shape.heads // shape.kv_heads)
-        hidden_TD = self.decoder(step.ids_T, step.positions_T, attention)
-        hidden_RD = hidden_TD[step.rows_R]
-        if not step.sampling:
-            return Result([], Sampled([], []), hidden_RD)
-        return Result(step.sampling, sample(self.decoder.logits(hidden_RD), step.sampling), hidden_RD)
+        layout = self.lay_out([_piece(work) for work in plan.work])
+        hidden_TD = self.decoder(layout.ids_T, layout.positions_T, self.attend(layout, self.kv))
+        if self.hidden is not None:
+            self.hidden.view(-1, hidden_TD.shape[-1]).index_copy_(0, layout.slots_T, hidden_TD)
+        drawn, rows = _rows_to_sample(plan.work, layout)
+        hidden_RD = hidden_TD[torch.tensor(rows, dtype=torch.int64, device=hidden_TD.device)]
+        if not drawn:
+            return Result([], Sampled([], [], []), hidden_RD)
+        drafts = [work.drafts for work in map(plan.work.__getitem__, layout.order) if work.catches_up]
+        sequences = [one.sequence for one in drawn]
+        return Result(drawn, sample(self.decoder.logits(hidden_RD), sequences, drafts), hidden_RD)
 
-    def prepare(self, work: list[Work]) -> Step:
-        """Decoding sequences first, shortest context first (what `PagedSdpa` expects), then chunks."""
-        work = sorted(work, key=lambda item: (item.size > 1, item.sequence.computed))
+    def attend(self, layout: Layout, kv: Tensor) -> Attention:
+        """Over keys and values of the same blocks, those of the decoder or a drafter's own."""
+        shape = self.decoder.shape
+        return PagedSdpa(kv, self.scratch, layout.slots_T, layout.spans, shape.heads // shape.kv_heads)
+
+    def lay_out(self, pieces: list[Piece]) -> Layout:
+        """Packed in the order that the attention expects."""
+        order = packing_order([(len(piece.ids), piece.begin) for piece in pieces])
         ids: list[int] = []
         positions: list[np.ndarray] = []
         slots: list[np.ndarray] = []
-        spans, rows, sampling = [], [], []
-        for sequence, count in work:
-            begin, end = sequence.computed, sequence.computed + count
-            ids += sequence.tokens[begin:end]
-            where = np.arange(begin, end)
+        spans, last = [], []
+        for blocks, begin, new in map(pieces.__getitem__, order):
+            ids += new
+            where = np.arange(begin, begin + len(new))
             positions.append(where)
-            slots.append(
-                np.asarray(sequence.blocks[begin // BLOCK :])[where // BLOCK - begin // BLOCK] * BLOCK + where % BLOCK
-            )
-            spans.append(Span(count, end, sequence.blocks))
-            if end == len(sequence.tokens):
-                rows.append(len(ids) - 1)
-                sampling.append(sequence)
+            slots.append(np.asarray(blocks[begin // BLOCK :])[where // BLOCK - begin // BLOCK] * BLOCK + where % BLOCK)
+            spans.append(Span(len(new), begin + len(new), blocks))
+            last.append(len(ids) - 1)
         device = self.decoder.embed.device
         on_device = lambda array: torch.from_numpy(array).to(device, non_blocking=True)
-        return Step(
+        return Layout(
             on_device(np.asarray(ids)),
             on_device(np.concatenate(positions)),
             on_device(np.concatenate(slots)),
             spans,
-            on_device(np.asarray(rows, dtype=np.int64)),
-            sampling,
+            order,
+            last,
         )
+
+
+def _piece(work: Work) -> Piece:
+    sequence = work.sequence
+    known = sequence.tokens[sequence.computed : sequence.computed + work.size]
+    return Piece(sequence.blocks, sequence.computed, known + work.drafts)
+
+
+def _rows_to_sample(work: list[Work], layout: Layout) -> tuple[list[Drawn], list[int]]:
+    """Who has caught up draws from its last known token's row, and from those of its drafts."""
+    drawn: list[Drawn] = []
+    rows: list[int] = []
+    for index, last in zip(layout.order, layout.last, strict=True):
+        one = work[index]
+        if one.catches_up:
+            width = 1 + len(one.drafts)
+            drawn.append(Drawn(one.sequence, range(len(rows), len(rows) + width)))
+            rows += range(last + 1 - width, last + 1)
+    return drawn, rows

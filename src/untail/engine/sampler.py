@@ -30,19 +30,22 @@ class Sampled(NamedTuple):
 
     tokens: list[int]
     figures: list[Figures]
+    counts: list[bool]  # no draft before it was wrong
 
 
-def sample(logits_RV: Tensor, sequences: list[Sequence]) -> Sampled:
-    """Draw the next token of each row's sequence."""
+def sample(logits_RV: Tensor, drawing: list[Sequence], drafts: list[list[int]]) -> Sampled:
+    """Draw the next token of each sequence, and the one after each of its drafts as if that had been accepted."""
     logits_RV = logits_RV.float()
     device = logits_RV.device
+    sequences = [sequence for sequence, its in zip(drawing, drafts, strict=True) for _ in range(len(its) + 1)]
+    offsets = [offset for its in drafts for offset in range(len(its) + 1)]
     policy_RV = log_softmax_at(logits_RV, [s.spec.sampling.policy_temperature for s in sequences])
     probs_RV = policy_RV.exp()
     entropy_R = -(probs_RV * policy_RV).sum(-1)
     behaviour_RV = behaviour_log_probs(logits_RV, policy_RV, sequences)
     drawn_from = probs_RV if behaviour_RV is policy_RV else behaviour_RV.exp()
     streams = torch.tensor([s.spec.stream for s in sequences], device=device)
-    positions = torch.tensor([len(s.tokens) for s in sequences], device=device)
+    positions = torch.tensor([len(s.tokens) + offset for s, offset in zip(sequences, offsets, strict=True)]).to(device)
     tokens_R = draw(drawn_from, uniform(streams, positions))
     columns = torch.stack(
         (
@@ -51,11 +54,24 @@ def sample(logits_RV: Tensor, sequences: list[Sequence]) -> Sampled:
             behaviour_RV.gather(-1, tokens_R[:, None])[:, 0].double(),
             entropy_R.double(),
             stop_probability(probs_RV, sequences).double(),
+            follows_accepted(tokens_R, drafts, offsets).double(),
         )
     ).tolist()
     if not all(map(math.isfinite, columns[3])):
         raise FloatingPointError("the model's logits are not finite: its weights have blown up, or were damaged")
-    return Sampled([int(token) for token in columns[0]], list(zip(*columns[1:], strict=True)))
+    tokens, *figures, counts = columns
+    return Sampled([int(token) for token in tokens], list(zip(*figures, strict=True)), [count == 1 for count in counts])
+
+
+def follows_accepted(tokens_R: Tensor, drafts: list[list[int]], offsets: list[int]) -> Tensor:
+    """Which rows come after nothing but accepted drafts: up to and with the first token that differs from its draft."""
+    if not any(drafts):
+        return torch.ones_like(tokens_R)
+    drafts_R = torch.tensor([token for its in drafts for token in (*its, -1)]).to(tokens_R.device)
+    rejected_R = (tokens_R != drafts_R).long()
+    before_R = rejected_R.cumsum(0) - rejected_R
+    first_R = torch.arange(len(offsets), device=tokens_R.device) - torch.tensor(offsets).to(tokens_R.device)
+    return before_R == before_R[first_R]
 
 
 def uniform(streams_R: Tensor, positions_R: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ reserved for a worst case.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -18,7 +19,14 @@ from untail.engine.sequence import Sequence, State
 
 class Work(NamedTuple):
     sequence: Sequence
-    size: int  # tokens to compute, from sequence.computed on
+    size: int  # of its known tokens to compute, from sequence.computed on
+    lookahead: int  # drafts that its blocks have room for after these
+    drafts: list[int]  # at most so many, put in once everything is planned
+
+    @property
+    def catches_up(self) -> bool:
+        """All its tokens are computed then: it samples."""
+        return self.sequence.wanted == self.size
 
 
 class StepSize(NamedTuple):
@@ -40,7 +48,7 @@ class Plan:
 
     @property
     def size(self) -> StepSize:
-        return StepSize(len(self.work), sum(work.size for work in self.work))
+        return StepSize(len(self.work), sum(work.size + len(work.drafts) for work in self.work))
 
 
 @dataclass
@@ -52,6 +60,8 @@ class Counts:
     recomputed_after_update: int = 0
     prefix_hits: int = 0
     sampled: int = 0
+    drafted: int = 0  # verified drafts; those accepted are computed tokens like any other
+    accepted: int = 0
     preemptions: int = 0
     steps: int = 0
 
@@ -105,8 +115,17 @@ class Scheduler:
             self.returning.appendleft(sequence)
         self.running.clear()
 
-    def plan(self) -> Plan:
-        plan, room = Plan(), self.max_batch_tokens
+    def plan(self, depths: Mapping[str, int] | None = None) -> Plan:
+        """`depths`: how many drafts a sequence may carry that has caught up."""
+        plan = Plan()
+        room = self._plan_known(plan)
+        if depths:
+            self._look_ahead(plan, depths, room)
+        return plan
+
+    def _plan_known(self, plan: Plan) -> int:
+        """Tokens that are there to compute; the room that is left for others."""
+        room = self.max_batch_tokens
         for sequence in list(self.running):
             count = min(sequence.wanted, room)
             # A sequence planned earlier in this step may have taken its blocks: then it is not running any more.
@@ -117,10 +136,10 @@ class Scheduler:
             while queue and room and len(self.running) < self.max_seqs:
                 count = self._admit(queue[0], room, plan)
                 if count == 0:
-                    return plan
+                    return room
                 queue.popleft()
                 room -= count
-        return plan
+        return room
 
     def _admit(self, sequence: Sequence, room: int, plan: Plan) -> int:
         """Give it a slot if its next tokens find blocks without taking any from a slot; the tokens planned, or 0."""
@@ -137,6 +156,28 @@ class Scheduler:
         self._commit(sequence, count, plan)
         return count
 
+    def settle(self, sequence: Sequence, accepted: int) -> None:
+        """What it computed is known: its own tokens and the accepted drafts. Room for the others goes back."""
+        sequence.computed = len(sequence.tokens) - 1
+        sequence.furthest = max(sequence.furthest, sequence.computed)
+        self.counts.computed += accepted
+        self.trim(sequence)
+
+    def trim(self, sequence: Sequence) -> None:
+        while len(sequence.blocks) > blocks_for(len(sequence.tokens)):
+            self.pool.release(sequence.blocks.pop())
+
+    def _look_ahead(self, plan: Plan, depths: Mapping[str, int], room: int) -> None:
+        """Room for drafts, when everything else has its own: nobody loses blocks for a draft."""
+        for index, work in enumerate(plan.work):
+            sequence = work.sequence
+            spare = len(sequence.blocks) * BLOCK - len(sequence.tokens) + self.pool.free * BLOCK
+            depth = min(depths.get(sequence.id, 0), spare, room) if work.catches_up else 0
+            while len(sequence.blocks) < blocks_for(len(sequence.tokens) + depth):
+                sequence.blocks.append(self.pool.allocate())
+            plan.work[index] = work._replace(lookahead=depth)
+            room -= depth
+
     def _match_prefix(self, sequence: Sequence) -> None:
         sequence.blocks, sequence.path = self.prefix.match(sequence.tokens)
         for block in sequence.blocks:
@@ -145,7 +186,7 @@ class Scheduler:
 
     def _commit(self, sequence: Sequence, count: int, plan: Plan) -> None:
         self._count(sequence, count)
-        plan.work.append(Work(sequence, count))
+        plan.work.append(Work(sequence, count, 0, []))
         if not sequence.mixed_kv:
             # Cached already now: a sibling planned later in this very step may share these blocks, since every layer
             # writes all new keys and values before any is read.

@@ -1,12 +1,13 @@
 """Paged attention with torch's SDPA: the reference, and what runs on a CPU.
 
-Invariant: tokens come as the runner packs them: first one token per decoding sequence, shortest context first, then the
-longer chunks one sequence after another. Keys and values of all new tokens are written before any is read.
+Invariant: tokens come in `packing_order`: first sequences with few new tokens each (one decodes, several verify
+drafts), those with equally many together, shortest context first; then longer chunks one sequence after another. Keys
+and values of all new tokens are written before any is read.
 
-Decoding sequences of similar length are attended together: their blocks are gathered side by side, and the query heads
-that share a key-value head become rows of one query, so that keys are never repeated. They are gathered into the same
-scratch memory each time, a piece that fits a CPU's cache: fresh memory for all of a large batch would cost more in page
-faults than the attention itself.
+Sequences with equally many new tokens and similar length are attended together: their blocks are gathered side by
+side, and the query heads that share a key-value head become rows of one query, so that keys are never repeated. They
+are gathered into the same scratch memory each time, a piece that fits a CPU's cache: fresh memory for all of a large
+batch would cost more in page faults than the attention itself.
 """
 
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor
 from untail.engine.blocks import BLOCK, blocks_for
 
 SCRATCH_BYTES = 2 * 2**20  # of keys, and of values
+FEW = 33  # new tokens of a sequence that is attended together with others
 
 
 class Span(NamedTuple):
@@ -28,11 +30,14 @@ class Span(NamedTuple):
     blocks: list[int]
 
 
-class DecodeGroup(NamedTuple):
+class Alike(NamedTuple):
+    """Sequences that are attended together: the packed tokens from `begin` to `end`, `width` of each."""
+
     begin: int
     end: int
-    blocks: Tensor  # [(end - begin) * blocks per sequence]
-    mask: Tensor  # [sequences, 1, 1, padded context], 0 or -inf
+    width: int
+    blocks: Tensor  # [sequences * blocks per sequence]
+    mask: Tensor  # [sequences, 1, 1 or heads per key-value head * width, padded context], 0 or -inf
 
 
 class PrefillChunk(NamedTuple):
@@ -51,12 +56,14 @@ class PagedSdpa:
         self.scratch = scratch
         self.slots_T = slots_T
         self.heads_per_kv = heads_per_kv
-        decoding = next((i for i, span in enumerate(spans) if span.size > 1), len(spans))
-        runs = similar_lengths(spans[:decoding], scratch.shape[1])
-        self.groups = [self._group(spans, begin, end) for begin, end in runs]
+        self.groups: list[Alike] = []
         self.chunks: list[PrefillChunk] = []
-        begin = decoding
-        for span in spans[decoding:]:
+        few = next((i for i, span in enumerate(spans) if not _is_few(span.size, span.context)), len(spans))
+        begin = 0
+        for first, last in similar_lengths(spans[:few], scratch.shape[1]):
+            self.groups.append(self._alike(spans[first:last], begin))
+            begin = self.groups[-1].end
+        for span in spans[few:]:
             self.chunks.append(self._chunk(span, begin))
             begin += span.size
 
@@ -65,16 +72,20 @@ class PagedSdpa:
         size = keys.shape[-2:]
         keys.view(-1, *size).index_copy_(0, self.slots_T, k_TKD)
         values.view(-1, *size).index_copy_(0, self.slots_T, v_TKD)
-        parts = [self._decode(group, q_THD, keys, values) for group in self.groups]
+        parts = [self._together(group, q_THD, keys, values) for group in self.groups]
         parts += [self._prefill(chunk, q_THD, k_TKD, v_TKD, keys, values) for chunk in self.chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _decode(self, group: DecodeGroup, q_THD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        count, (kv_heads, size) = group.end - group.begin, keys.shape[-2:]
-        q = q_THD[group.begin : group.end].reshape(count, kv_heads, self.heads_per_kv, size)
+    def _together(self, group: Alike, q_THD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        tokens, (kv_heads, size) = group.end - group.begin, keys.shape[-2:]
+        count = tokens // group.width
+        q = q_THD[group.begin : group.end].reshape(count, group.width, kv_heads, self.heads_per_kv, size)
+        q = q.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, -1, size)
         k = self._gather(keys, group.blocks, self.scratch[0]).view(count, -1, kv_heads, size).transpose(1, 2)
         v = self._gather(values, group.blocks, self.scratch[1]).view(count, -1, kv_heads, size).transpose(1, 2)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask).reshape(count, -1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+        out = out.reshape(count, kv_heads, self.heads_per_kv, group.width, size)
+        return out.permute(0, 3, 1, 2, 4).reshape(tokens, -1)
 
     @staticmethod
     def _gather(pool: Tensor, blocks: Tensor, scratch: Tensor) -> Tensor:
@@ -98,15 +109,17 @@ class PagedSdpa:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask)
         return out.view(kv_heads, self.heads_per_kv, count, size).permute(2, 0, 1, 3).reshape(count, -1)
 
-    def _group(self, spans: list[Span], begin: int, end: int) -> DecodeGroup:
-        members = spans[begin:end]
-        width = max(blocks_for(span.context) for span in members)
-        table = [span.blocks[:width] + [0] * (width - len(span.blocks)) for span in members]
-        contexts = torch.tensor([[span.context] for span in members])
-        beyond = torch.arange(width * BLOCK) >= contexts
+    def _alike(self, members: list[Span], begin: int) -> Alike:
+        width = members[0].size
+        blocks = max(blocks_for(span.context) for span in members)
+        table = [span.blocks[:blocks] + [0] * (blocks - len(span.blocks)) for span in members]
+        seen = torch.tensor([[span.context] for span in members]) - torch.arange(width).flip(0)  # by each new token
+        beyond = torch.arange(blocks * BLOCK) >= seen[..., None]
         mask = torch.zeros(beyond.shape, dtype=self.kv.dtype).masked_fill_(beyond, float("-inf"))
-        blocks = torch.tensor(table).flatten()
-        return DecodeGroup(begin, end, blocks.to(self.kv.device), mask[:, None, None, :].to(self.kv.device))
+        if width > 1:
+            mask = mask.repeat(1, self.heads_per_kv, 1)
+        flat = torch.tensor(table).flatten().to(self.kv.device)
+        return Alike(begin, begin + len(members) * width, width, flat, mask[:, None].to(self.kv.device))
 
     def _chunk(self, span: Span, begin: int) -> PrefillChunk:
         end = begin + span.size
@@ -125,8 +138,8 @@ def make_scratch(kv: Tensor) -> Tensor:
 
 
 def similar_lengths(spans: list[Span], most_blocks: int) -> list[tuple[int, int]]:
-    """Cut the spans (shortest context first) into runs whose longest is not much longer than their shortest, and which
-    have at most `most_blocks` blocks in all, unless it is one span alone.
+    """Cut the spans (in packing order) into runs of equally many new tokens, whose longest is not much longer than
+    their shortest, and which have at most `most_blocks` blocks in all, unless it is one span alone.
 
     Gathering padding costs time in proportion to its tokens, a further group costs a few calls: half as much again, or
     four blocks, is where the two meet on a CPU.
@@ -136,7 +149,16 @@ def similar_lengths(spans: list[Span], most_blocks: int) -> list[tuple[int, int]
     for index, span in enumerate(spans):
         shortest, width = blocks_for(spans[begin].context), blocks_for(span.context)
         is_full = (index - begin + 1) * width > most_blocks and index > begin
-        if is_full or width > max(shortest * 3 // 2, shortest + 4):
+        if is_full or span.size != spans[begin].size or width > max(shortest * 3 // 2, shortest + 4):
             runs.append((begin, index))
             begin = index
     return [*runs, (begin, len(spans))] if spans else []
+
+
+def packing_order(pieces: list[tuple[int, int]]) -> list[int]:
+    """In which order (new tokens, tokens before them) are packed."""
+    return sorted(range(len(pieces)), key=lambda i: (not _is_few(pieces[i][0], sum(pieces[i])), *pieces[i]))
+
+
+def _is_few(size: int, context: int) -> bool:
+    return size == 1 or (size <= FEW and size < context)
