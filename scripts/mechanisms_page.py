@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from untail.draft.build import CHOOSERS, DRAFTERS
+from untail.registry import Registry
 from untail.rollout.mechanisms import MECHANISMS
 
 PAGE = Path(__file__).parents[1] / "docs" / "mechanisms.md"
@@ -21,21 +23,40 @@ to wait for all, which is what a recipe without a mechanism does, and 8.1 the ad
 """
 
 
+DRAFTING = """
+## Drafting
+
+`[draft.drafters.NAME]` takes a drafter, `draft.choose` says who chooses among them; see [drafting.md](drafting.md).
+
+| section | name | what it does | fields and their defaults |
+|---|---|---|---|
+"""
+
+
 def page() -> str:
-    names = [name for name in MECHANISMS.names() if MECHANISMS.get(name).__module__.startswith("untail.")]
-    return HEAD + "".join(_row(name) for name in sorted(names, key=lambda name: (_order(name), name)))
+    mechanisms = {name: (cls.sections, cls) for name, cls in _ours(MECHANISMS).items()}
+    drafting = {name: (cls.section, cls) for registry in (DRAFTERS, CHOOSERS) for name, cls in _ours(registry).items()}
+    return HEAD + _rows(mechanisms) + DRAFTING + _rows(drafting)
 
 
-def _order(name: str) -> list[Any]:
-    return [
-        (int(number or 0), letter) for number, letter in re.findall(r"(\d+)([a-z]?)", MECHANISMS.get(name).sections)
-    ]
+def _ours(registry: Registry[Any]) -> dict[str, Any]:
+    """A test's or another package's plug-ins are not on this page."""
+    classes = {name: registry.get(name) for name in registry.names()}
+    return {name: cls for name, cls in classes.items() if cls.__module__.startswith("untail.")}
 
 
-def _row(name: str) -> str:
-    cls = MECHANISMS.get(name)
+def _rows(classes: dict[str, tuple[str, Any]]) -> str:
+    ranked = sorted(classes.items(), key=lambda item: (_order(item[1][0]), item[0]))
+    return "".join(_row(name, *described) for name, described in ranked)
+
+
+def _order(section: str) -> list[Any]:
+    return [(int(number or 0), letter) for number, letter in re.findall(r"(\d+)([a-z]?)", section)]
+
+
+def _row(name: str, section: str, cls: Any) -> str:
     fields = ", ".join(f"`{field} = {_value(info.default)}`" for field, info in cls.Config.model_fields.items())
-    return f"| {cls.sections} | `{name}` | {_what(cls)} | {fields or 'none'} |\n"
+    return f"| {section} | `{name}` | {_what(cls)} | {fields or 'none'} |\n"
 
 
 def _what(cls: type) -> str:

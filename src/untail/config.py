@@ -87,6 +87,15 @@ class PruneConfig(Strict):
     cosine_every: Annotated[int, Field(ge=0)] = 50  # optimizer steps between looks at how far `detach` is off; 0: never
 
 
+class DraftConfig(Strict):
+    """Speculative decoding. `drafters` and `choose` are raw tables: their registries check them."""
+
+    drafters: Annotated[
+        dict[str, dict[str, Any] | Literal[False]], _tables("draft.drafters")
+    ] = {}  # the preferred first
+    choose: NamedTable = {"name": "first"}  # who drafts in a step, and how deep
+
+
 class LearnConfig(Strict):
     """The update. `advantage`, `importance`, `credit` and `masks` are raw tables: their registries check them."""
 
@@ -158,7 +167,8 @@ class Recipe(Strict):
     steps: PositiveInt = 60
     seed: int = 0
     history: str | None = None  # an earlier run's folder or its history.sqlite: a new run starts with a copy of it
-    deterministic: bool = False  # the same seed gives the same run on one machine: no prefix cache, KV recomputed
+    # The same seed gives the same run on one machine: no prefix cache, KV recomputed, nothing drafted.
+    deterministic: bool = False
     checkpoint_every: PositiveInt = 10
     keep_checkpoints: PositiveInt = 2
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
@@ -169,6 +179,7 @@ class Recipe(Strict):
     reward: RewardConfig = RewardConfig()
     validation: ValidationConfig = ValidationConfig()
     engine: EngineConfig = EngineConfig()
+    draft: DraftConfig = DraftConfig()
     learn: LearnConfig = LearnConfig()
 
 

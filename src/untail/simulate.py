@@ -22,6 +22,8 @@ from untail.rollout.mechanisms import Mechanisms
 from untail.rollout.turns import Turns, build_environment
 from untail.types import Event, Trajectory
 
+ACCEPTANCE = 0.7  # of the drafts of a recipe that has any: RhymeRL publishes 65 to 79 %
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -77,7 +79,10 @@ def _over_time(rows: list[dict[str, Any]], key: str) -> float:
 
 
 async def _run(recipe: Recipe, scene: Scene, law: Law) -> list[dict[str, Any]]:
-    engine = scene.engine.model_copy(update={"kv_after_update": recipe.engine.kv_after_update})
+    changes: dict[str, Any] = {"kv_after_update": recipe.engine.kv_after_update}
+    if recipe.draft.drafters and not scene.engine.acceptance:
+        changes["acceptance"] = ACCEPTANCE
+    engine = scene.engine.model_copy(update=changes)
     backends = [SimBackend(law, engine) for _ in range(scene.devices)]
     mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
     history = History.open(None, "sim", "sim")

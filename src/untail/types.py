@@ -83,8 +83,8 @@ class Chunk:
     """One or more new model tokens of a sequence, column by column, and how the stream ended if it did.
 
     `mixed_kv` marks tokens that were sampled over keys and values of an older weight version (`kv_after_update =
-    "keep"`). `hidden_sum` is the sum of the last layer's hidden states from which these tokens were sampled, if it
-    was asked for.
+    "keep"`), `lossy` those that something else than the whole model sampled. `hidden_sum` is the sum of the last
+    layer's hidden states from which these tokens were sampled, if it was asked for.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -94,6 +94,7 @@ class Chunk:
     p_eos: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
     mixed_kv: list[bool] = field(default_factory=list)
+    lossy: list[bool] = field(default_factory=list)
     hidden_sum: Any = None
     end: End | None = None
 
@@ -141,6 +142,7 @@ class Trajectory:
     reward: float = 0.0
     failure: str | None = None  # why its scorer gave no reward, if it failed
     mixed_kv: list[bool] = field(default_factory=list)
+    lossy: list[bool] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     stopped: str | None = None
     masked: bool = False
@@ -189,6 +191,7 @@ class Trajectory:
         self.p_eos += chunk.p_eos
         self.version += chunk.version
         self.mixed_kv += chunk.mixed_kv
+        self.lossy += chunk.lossy
         self.from_model += [True] * len(chunk.tokens)
         self.end = chunk.end
 
@@ -198,6 +201,7 @@ class Trajectory:
         fillers = {
             **dict.fromkeys(("policy_logprob", "behaviour_logprob", "entropy", "p_eos"), 0.0),
             "mixed_kv": False,
+            "lossy": False,
             "from_model": False,
             "version": version,
         }

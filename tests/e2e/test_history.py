@@ -63,6 +63,18 @@ def test_a_history_that_does_not_fit_is_refused_and_leaves_no_run_behind(case, t
     assert not (tmp_path / "run").exists()
 
 
+def test_one_of_another_tokenizer_is_ignored_and_that_is_said_once(trained, tmp_path):
+    source = tmp_path / "history.sqlite"
+    shutil.copy(trained[0] / "history.sqlite", source)
+    with sqlite3.connect(source) as db:
+        db.execute("UPDATE meta SET value = 'another' WHERE key = 'tokenizer'")
+    outcome = untail("train", "--steps=1", *SMALL, f"--set=history={source}", "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("was made with the tokenizer 'another'") == 1
+    assert "it is ignored" in outcome.err
+    assert len(records(tmp_path / "run" / "history.sqlite")) == 16
+
+
 LOST = {
     "removed": (lambda path: path.unlink(), "is gone; put it back"),
     "emptied": (lambda path: path.write_bytes(b""), "has 0 records where the checkpoint step-000004 was made with 64"),

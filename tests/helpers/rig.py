@@ -263,7 +263,7 @@ def _check_tokens(trajectory: Trajectory) -> None:
     assert trajectory.end != "stop" or count in ends
     assert ours == [(place, 0 if place in ends else place) for place, _ in ours], trajectory
     assert trajectory.reply_tokens == count - len(ours)
-    columns = ("policy_logprob", "behaviour_logprob", "entropy", "p_eos", "version", "mixed_kv", "from_model")
+    columns = ("policy_logprob", "behaviour_logprob", "entropy", "p_eos", "version", "mixed_kv", "lossy", "from_model")
     assert {len(getattr(trajectory, column)) for column in columns} == {count}
     assert trajectory.version == sorted(trajectory.version)
     ends = [0, *(segment.end for segment in trajectory.segments)]

@@ -43,6 +43,7 @@ def write(member: Member, tokens: list[int], entropy: float = 0.5, logprob: floa
     trajectory.p_eos += [p_eos] * n
     trajectory.version += [0] * n
     trajectory.mixed_kv += [False] * n
+    trajectory.lossy += [False] * n
     trajectory.from_model += [True] * n
     return member
 

@@ -264,6 +264,7 @@ class Scripted:
         chunk.p_eos.append(1.0 if is_last else 0.0)
         chunk.version.append(self.version)
         chunk.mixed_kv.append(False)
+        chunk.lossy.append(False)
         chunk.end = "stop" if is_last else "boundary" if sequence.budget == 0 else None
 
     def _at_boundary(self, name: str) -> Sequence:

@@ -80,7 +80,7 @@ class Guesses:
         self.random = random.Random(1)
         self.alive: set[str] = set()
 
-    def attach(self, runner):
+    def attach(self, runner, slots):
         pass
 
     def begin(self, sequence):
@@ -99,6 +99,9 @@ class Guesses:
         for result in results:
             assert result.tokens == result.sequence.tokens[-len(result.tokens) :]
             assert 0 <= result.accepted <= result.drafted
+
+    def unverified(self, sequence):
+        return None
 
     def end(self, sequence):
         self.alive.remove(sequence.id)

@@ -5,9 +5,9 @@ An error is raised to the caller that owns the sequence and to nobody else.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from untail.types import Chunk, Forked, SequenceSpec
@@ -38,6 +38,8 @@ class Load:
     sampled: int  # tokens sampled since the backend began
     recomputed: int  # tokens computed again because KV ran out
     preemptions: int  # sequences that lost their KV because it ran out
+    # By drafter, since the backend began: proposals, drafted, accepted, unverified, failures.
+    drafts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 class Clock(Protocol):

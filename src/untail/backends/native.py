@@ -52,7 +52,7 @@ class Control:
 
 
 class NativeBackend:
-    capabilities = Capabilities(entropy="exact", fork="cow", hidden=True, draft=False)
+    capabilities = Capabilities(entropy="exact", fork="cow", hidden=True, draft=True)
 
     def __init__(self, engine: Engine, deterministic: bool = False):
         self.engine = engine
@@ -246,6 +246,8 @@ class NativeBackend:
         if controls or (self.engine.has_work and not self._paused):
             await self._take_turn(controls, stepping=not self._paused)
         else:
+            if self.engine.speculation is not None and not self._paused:
+                self.engine.speculation.occupied(0)
             await self._something_new()
 
     async def _go_on_in_order(self, clock: StepClock) -> None:
@@ -323,6 +325,7 @@ class NativeBackend:
             sampled=counts.sampled,
             recomputed=counts.recomputed_after_eviction,
             preemptions=counts.preemptions,
+            drafts=self.engine.speculation.figures() if self.engine.speculation else {},
         )
 
     def _hand_out(self, turn: Turn) -> None:

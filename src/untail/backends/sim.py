@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class SimBackend:
-    capabilities = Capabilities(entropy="exact", fork="cow", hidden=False, draft=False)
+    capabilities = Capabilities(entropy="exact", fork="cow", hidden=False, draft=True)
 
     def __init__(self, law: Law, config: SimConfig):
         self.engine = SimEngine(law, config)

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from itertools import count as counting
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from untail.backends.laws import Law, sim_prompt, turn_stream
 from untail.config import NotNegative, PositiveFloat, PositiveInt, Strict
@@ -27,6 +29,7 @@ PARTS, PART = 4093, 2**20
 ROUNDING = 1e-6  # of a step: a step is over when no more than this is missing
 # Seconds that one segment boundary costs. benchmarks/boundary.py measured them on a CPU with the tiny model, where host
 # overhead dominates.
+DEEPEST = 16  # drafts of a sequence in one step
 BOUNDARY_S = {"native": 0.000029, "vllm": 0.00096}
 
 
@@ -40,9 +43,17 @@ class SimConfig(Strict):
     kv_tokens: PositiveInt = 2_000_000  # what the KV pool holds (110 GB at 56 kB a token); siblings share nothing of it
     kv_after_update: Literal["recompute", "keep"] = "recompute"
     imitates: Literal["native", "vllm"] = "native"  # whose segment boundaries are paid for
+    acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of drafts; 0: nobody drafts
 
     def step_seconds(self, batch: int) -> float:
-        return (self.step_ms_base + self.step_ms_per_seq * batch) / 1000
+        """Of one token for each. With drafts, as many as pay (7.7): g drafts each make a step of (g + 1) x batch rows,
+        which gives each (1 - a^(g + 1)) / (1 - a) tokens."""
+        a = self.acceptance
+        deepest = DEEPEST if a else 0
+        return min(self._rows_s(batch * (g + 1)) * (1 - a) / (1 - a ** (g + 1)) for g in range(deepest + 1))
+
+    def _rows_s(self, rows: int) -> float:
+        return (self.step_ms_base + self.step_ms_per_seq * rows) / 1000
 
 
 Place = OrderedDict[str, "Sequence"]
@@ -93,6 +104,7 @@ class Sequence:
             p_eos=[0.0] * count,
             version=[version] * count,
             mixed_kv=[self.mixed_kv] * count,
+            lossy=[False] * count,
         )
         if self.made == self.end:
             new.tokens[-1], new.p_eos[-1] = STOP, math.exp(logprob)
@@ -115,6 +127,7 @@ def _join(into: Chunk, chunk: Chunk) -> None:
     into.p_eos += chunk.p_eos
     into.version += chunk.version
     into.mixed_kv += chunk.mixed_kv
+    into.lossy += chunk.lossy
 
 
 class SimEngine:

@@ -73,3 +73,37 @@ def bench_train(
         say(f"{row['system']:8} step {row['step_s']:7.2f} s   ratio {row['ratio']:.2f}")
     if json:
         print_json({"rows": table})
+
+
+@app.command("draft")
+def bench_draft(
+    model: Annotated[str, typer.Option(help="The model to run.")] = "smollm2",
+    batch: Annotated[str, typer.Option(help="Comma-separated: sequences at once.")] = "1,4,16",
+    strategies: Annotated[str, typer.Option(help="Comma-separated: of those that are listed; all if empty.")] = "",
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a response.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="What is sampled at; 0 is greedy.")] = 1.0,
+    runs: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tokens per second of each drafting strategy and batch size, on identical work."""
+    from untail.bench.draft import Contender, chosen, compare, make_work, question_prompts, rows, sizes
+    from untail.engine.models.load import load_model
+
+    configs, batches = chosen(strategies), sizes(batch)
+    loaded = load_model(model, "cpu")
+    prompts = question_prompts(loaded.tokenizer)
+    contenders = [Contender(name, loaded.decoder, config) for name, config in configs.items()]
+    table = []
+    for size in batches:
+        work = make_work(loaded.decoder, prompts, size, length, temperature)
+        for contender in contenders:
+            contender.learn(work)
+        timings: dict[str, list[tuple[float, float]]] = {name: [] for name in configs}
+        for name, seconds, accept_len in compare(contenders, work, runs):
+            timings[name].append((seconds, accept_len))
+            say(f"  batch {size:3} {name:14} {size * length / seconds:7.1f} tok/s   accepted {accept_len:.2f}")
+        table += rows(work, timings)
+    for row in table:
+        say(f"batch {row['batch']:3} {row['strategy']:14} {row['tok_s']:8.1f} tok/s   speedup {row['speedup']:.2f}")
+    if json:
+        print_json({"rows": table, "temperature": temperature, "length": length})

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from untail.cli.output import print_json
-from untail.config import LearnConfig, Recipe, dump_toml, load_recipe, recipe_names
+from untail.config import DraftConfig, LearnConfig, Recipe, dump_toml, load_recipe, recipe_names
 
 app = typer.Typer(help="List recipes; print one resolved.", invoke_without_command=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -47,8 +47,16 @@ def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
     return {
         "name": name,
         "reproduces": recipe.reproduces,
-        "sections": [*sections, *_sections_of_learning(recipe.learn)],
+        "sections": [*sections, *_sections_of_drafting(recipe.draft), *_sections_of_learning(recipe.learn)],
     }
+
+
+def _sections_of_drafting(draft: DraftConfig) -> list[str]:
+    from untail.draft.build import CHOOSERS, DRAFTERS
+
+    drafters = [DRAFTERS.get(name).section for name, table in draft.drafters.items() if table is not False]
+    chooser = CHOOSERS.get(draft.choose["name"]).section
+    return [*drafters, *([chooser] if drafters and chooser else [])]
 
 
 def _sections_of_learning(learn: LearnConfig) -> list[str]:

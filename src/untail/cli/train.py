@@ -69,7 +69,8 @@ def _train(folder: Path, make_recipe: Callable[..., Recipe], resume: bool) -> di
         Run.refuse_if_taken(folder)
 
         def begin(roles: "LocalRoles") -> Run:
-            roles.refuse_bad_history()
+            if note := roles.refuse_bad_history():
+                say(note)
             return Run.begin(folder, recipe)
 
         return asyncio.run(_run(recipe, begin))

@@ -28,7 +28,8 @@ class LocalContender:
         for text in data.notes:
             note(text)
         self.roles = LocalRoles(recipe, model, data.rewards, data.prompts, data.partials)
-        self.roles.refuse_bad_history()
+        if ignored := self.roles.refuse_bad_history():
+            note(ignored)
         self.held_out = data.held_out
         self.recipe, self.folder, self.show = recipe, folder, show
         self._run: Run | None = None

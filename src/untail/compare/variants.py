@@ -58,9 +58,10 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def ablated(source: str, how: Literal["out", "only"], load: Load) -> list[Variant]:
-    """The recipe and what it is without each mechanism; or nothing of it, and each mechanism alone."""
+    """The recipe and what it is without each mechanism and drafter; or nothing of it, and each of them alone."""
     recipe = load(source, [])
-    names = [name for name, table in recipe.mechanisms.items() if table is not False]
+    parts = {**recipe.mechanisms, **recipe.draft.drafters}
+    names = [name for name, table in parts.items() if table is not False]
     if not names:
         raise UserError(f"--ablate: the recipe {source!r} has no mechanisms; name one that has (`untail recipes`)")
     whole = _short(source)
@@ -72,8 +73,9 @@ def ablated(source: str, how: Literal["out", "only"], load: Load) -> list[Varian
 
 
 def _without(recipe: Recipe, gone: Sequence[str]) -> Recipe:
-    kept = {name: table for name, table in recipe.mechanisms.items() if name not in gone}
-    return recipe.model_copy(update={"mechanisms": kept})
+    left = lambda tables: {name: table for name, table in tables.items() if name not in gone}
+    draft = recipe.draft.model_copy(update={"drafters": left(recipe.draft.drafters)})
+    return recipe.model_copy(update={"mechanisms": left(recipe.mechanisms), "draft": draft})
 
 
 def varied(source: str, sweep: str, load: Load) -> list[Variant]:

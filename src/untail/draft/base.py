@@ -4,13 +4,16 @@ Invariant: a drafter may be wrong and may be slow, and it may raise: none of it 
 engine's thread alone.
 """
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from untail.config import Strict
 from untail.engine.draft import Ask, Draft
-from untail.engine.runner import Runner
 from untail.engine.sequence import Sequence
 from untail.registry import Registry
+
+if TYPE_CHECKING:
+    from untail.engine.runner import Runner
 
 
 class Drafter:
@@ -21,14 +24,19 @@ class Drafter:
 
     config: Any
     name = ""  # as in the recipe
+    section: ClassVar[str] = ""  # of the list of mechanisms, "7.2"
     wants_hidden = False  # the target's last hidden states are kept for it
     wants_past = False  # earlier responses to the prompt come with each sequence (`SequenceSpec.past`)
-    is_lossy = False  # its tokens are not verified
+
+    @classmethod
+    def is_lossy(cls, config: Any) -> bool:
+        """Whether some of its tokens may be taken unverified."""
+        return False
 
     def __init__(self, config: Any):
         self.config = config
 
-    def attach(self, runner: Runner) -> None:
+    def attach(self, runner: "Runner") -> None:
         """Before anything else: the target model, its KV and, if wanted, its hidden states."""
 
     def begin(self, sequence: Sequence) -> None:
@@ -41,8 +49,50 @@ class Drafter:
     def hear(self, sequence: Sequence, tokens: list[int], drafted: int, accepted: int) -> None:
         """It got these tokens (the last of `sequence.tokens`), whoever drafted; `drafted` counts this drafter's own."""
 
+    def unverified(self, sequence: Sequence) -> Draft | None:
+        """The next token of the only sequence in the engine as it is, with figures, if it gives it. Pre: it is
+        lossy."""
+        return None
+
     def end(self, sequence: Sequence) -> None:
         """It left the engine."""
+
+
+class LearningDrafter(Drafter):
+    """One that is trained while the run goes on. Beside the engine's thread, the learner calls `hear_pass`; everything
+    else here comes while the engine is paused, but `occupied`."""
+
+    def start(self) -> None:
+        """Train on idle time from now on."""
+
+    def occupied(self, share: float) -> None:
+        """What share of the engine's slots is busy, from any thread: below some, time is idle."""
+
+    def before_update(self) -> None:
+        """The target's weights are about to change. Post: nothing is being trained."""
+
+    def hear_pass(self, micro: Any, hidden_TD: Any) -> None:
+        """The learner's own pass over a micro-batch (learn/pack.py), and the target's last hidden states in it."""
+
+    def after_update(self) -> None:
+        """The target's weights have changed."""
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Its own weights and optimizer state as flat tensors, and numbers: what a checkpoint keeps."""
+        raise NotImplementedError
+
+    def load_state_dict(self, tensors: dict[str, Any], numbers: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def export(self, folder: Path) -> None:
+        """For other engines to load."""
+
+    def learned(self) -> dict[str, float]:
+        """Figures of its training, so far."""
+        return {}
+
+    def close(self) -> None:
+        """Stop training."""
 
 
 DRAFTERS: Registry[Drafter] = Registry("drafter")

@@ -10,14 +10,16 @@ sequence's own position on, until a token of it is rejected. The rest of the seg
 
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from untail.draft.base import DRAFTERS
 from untail.draft.ngram import NgramDrafter
 from untail.draft.suffix import SuffixIndex
 from untail.engine.draft import Ask
-from untail.engine.runner import Runner
 from untail.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from untail.engine.runner import Runner
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class BestPast:
 @DRAFTERS.register("history")
 class HistoryDrafter(NgramDrafter):
     name = "history"
+    section = "7.2"
     wants_past = True
 
     class Config(NgramDrafter.Config):
@@ -55,7 +58,7 @@ class HistoryDrafter(NgramDrafter):
         self._prompts: dict[tuple[int, ...], Shared] = {}
         self._bests: dict[str, BestPast] = {}
 
-    def attach(self, runner: Runner) -> None:
+    def attach(self, runner: "Runner") -> None:
         self._vocab = runner.decoder.shape.vocab
 
     def begin(self, sequence: Sequence) -> None:

@@ -28,6 +28,7 @@ class Followed:
 @DRAFTERS.register("ngram")
 class NgramDrafter(Drafter):
     name = "ngram"
+    section = "7.3"
 
     class Config(Strict):
         longest: PositiveInt = 7  # tokens that a match is told by

@@ -4,11 +4,13 @@ Invariant: a verified draft changes how many steps a token takes and never which
 target draws with that position's own random stream; a draft is taken while it equals what was drawn.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from untail.engine.runner import Runner
-from untail.engine.sampler import Figures
-from untail.engine.sequence import Sequence
+from untail.engine.sequence import Figures, Sequence
+
+if TYPE_CHECKING:
+    from untail.engine.runner import Runner
 
 
 class Ask(NamedTuple):
@@ -26,6 +28,9 @@ class Draft(NamedTuple):
     figures: list[Figures] | None = None
 
 
+NONE = Draft([])
+
+
 class Verified(NamedTuple):
     """What a step gave a sequence that sampled in it, drafted for or not: the accepted drafts and one token more."""
 
@@ -40,8 +45,8 @@ class Speculation(Protocol):
 
     wants_hidden: bool  # the runner keeps the last layer's hidden state of every token it computes
 
-    def attach(self, runner: Runner) -> None:
-        """Before anything else: what model drafters compute with."""
+    def attach(self, runner: "Runner", slots: int) -> None:
+        """Before anything else: what model drafters compute with, and how many sequences may run at once."""
         ...
 
     def begin(self, sequence: Sequence) -> None:
@@ -49,7 +54,12 @@ class Speculation(Protocol):
         ...
 
     def depths(self, sequences: list[Sequence]) -> list[int]:
-        """How many drafts each may carry in the next step. Pre: all of them are in a slot and have caught up."""
+        """How many drafts each may carry in the next step. Pre: all of them are in a slot and have caught up; they may
+        be none."""
+        ...
+
+    def occupied(self, running: int) -> None:
+        """So many sequences are running: none, if the engine has nothing to do. From any thread."""
         ...
 
     def propose(self, asks: list[Ask]) -> list[Draft]:
@@ -60,6 +70,15 @@ class Speculation(Protocol):
         """What became of it. `only_decoded`: nothing was filled in, so that the seconds are those of the drafts."""
         ...
 
+    def unverified(self, sequence: Sequence) -> Draft | None:
+        """The next token of the only sequence in the engine, with figures, if somebody gives it without the target.
+        Pre: its blocks have room for all its tokens."""
+        ...
+
     def end(self, sequence: Sequence) -> None:
         """It left the engine."""
+        ...
+
+    def figures(self) -> Mapping[str, Mapping[str, int]]:
+        """By drafter, since the engine began: proposals, drafted, accepted, unverified, failures."""
         ...

@@ -65,9 +65,9 @@ class Engine:
         self.runner = Runner(decoder, blocks, keeps_hidden=speculation is not None and speculation.wants_hidden)
         self.last_step = StepSize(0, 0)
         self._decode = decode
-        self._speculation = speculation
+        self.speculation = speculation
         if speculation is not None:
-            speculation.attach(self.runner)
+            speculation.attach(self.runner, config.max_seqs)
         self._sequences: dict[str, Sequence] = {}
         self._forks = counting(1)
 
@@ -104,12 +104,15 @@ class Engine:
         sequence.turn_begin = self._begin_of_turn(sequence)
         self._sequences[spec.id] = sequence
         self.scheduler.add(sequence)
-        if self._speculation is not None:
-            self._speculation.begin(sequence)
+        if self.speculation is not None:
+            self.speculation.begin(sequence)
 
     def step(self) -> list[tuple[str, Chunk]]:
         """Compute one batch; the chunks that are full, and the last chunk of every sequence that came to an end."""
         began = time.perf_counter()
+        lone = self._lone()
+        if lone is not None and (chunks := self._go_unverified(lone)) is not None:
+            return chunks
         plan = self.scheduler.plan(self._depths())
         if not plan.work:
             self.last_step = plan.size
@@ -125,9 +128,9 @@ class Engine:
             work.sequence.computed += work.size
         self.counts.steps += 1
         delivered, verified = self._deliver(result)
-        if self._speculation is not None:
+        if self.speculation is not None:
             only_decoded = all(work.size == 1 for work in plan.work)
-            self._speculation.verified(verified, time.perf_counter() - began, only_decoded)
+            self.speculation.verified(verified, time.perf_counter() - began, only_decoded)
         return delivered
 
     def extend(self, name: str, budget: int) -> None:
@@ -241,19 +244,46 @@ class Engine:
 
     def _depths(self) -> dict[str, int] | None:
         """How many drafts each sequence may carry in the next step, within its budget and the context."""
-        if self._speculation is None:
+        if self.speculation is None:
             return None
         ready = [s for s in self.scheduler.running if s.wanted == 1]
-        depths = self._speculation.depths(ready)
+        depths = self.speculation.depths(ready)
         room = lambda s: min(s.budget, self.limits.context - len(s.tokens)) - 1  # one more token is always drawn
         return {s.id: min(depth, room(s)) for s, depth in zip(ready, depths, strict=True)}
+
+    def _lone(self) -> Sequence | None:
+        """The only sequence in the engine that has anything to do, if it decodes and somebody might go on without the
+        target."""
+        scheduler = self.scheduler
+        if self.speculation is None or len(scheduler.running) != 1 or scheduler.returning or scheduler.new:
+            return None
+        sequence = scheduler.running[0]
+        return sequence if len(sequence.tokens) - max(sequence.computed, sequence.shallow) == 1 else None
+
+    def _go_unverified(self, sequence: Sequence) -> list[tuple[str, Chunk]] | None:
+        """Its next token without the target, which computes what it missed if it ever has to go on; None: not so."""
+        assert self.speculation is not None
+        if not self.scheduler.make_room(sequence):
+            return None
+        draft = self.speculation.unverified(sequence)
+        if draft is None or draft.figures is None:
+            return None
+        sequence.take(draft.tokens[0], draft.figures[0], self.version, lossy=True)
+        self.last_step = StepSize(1, 1)
+        self.counts.steps += 1
+        self.counts.sampled += 1
+        end = self._end_of(sequence)
+        if end is not None:
+            self._close(sequence, end)
+        is_due = end is not None or len(sequence.chunk.tokens) >= sequence.spec.chunk
+        return [(sequence.id, sequence.emit())] if is_due else []
 
     def _draft(self, plan: Plan) -> None:
         works = [work for work in plan.work if work.lookahead > 0]
         if not works:
             return
-        assert self._speculation is not None
-        drafts = self._speculation.propose([Ask(work.sequence, work.lookahead) for work in works])
+        assert self.speculation is not None
+        drafts = self.speculation.propose([Ask(work.sequence, work.lookahead) for work in works])
         for work, draft in zip(works, drafts, strict=True):
             work.drafts.extend(self._usable(draft.tokens[: work.lookahead], work.sequence))
 
@@ -334,15 +364,17 @@ class Engine:
         name = next(name for number in self._forks if not self.is_alive(name := f"{parent.id}/{number}"))
         sampling = replace(parent.spec.sampling, temperature=temperature)
         child = Sequence(replace(parent.spec, id=name, stream=stream, sampling=sampling))
-        child.tokens, child.blocks, child.path = list(parent.tokens), list(parent.blocks), list(parent.path)
+        # Not what lies behind the computed tokens: a drafter may have written there what only the parent goes on with.
+        child.blocks = parent.blocks[: blocks_for(parent.computed)]
+        child.tokens, child.path = list(parent.tokens), list(parent.path)
         child.budget, child.computed, child.furthest = parent.budget, parent.computed, parent.furthest
         child.mixed_kv, child.turn_begin, child.turn_over = parent.mixed_kv, parent.turn_begin, parent.turn_over
         child.stale = parent.stale
         for block in child.blocks:
             self.pool.share(block)
         self._sequences[name] = child
-        if self._speculation is not None:
-            self._speculation.begin(child)
+        if self.speculation is not None:
+            self.speculation.begin(child)
         if parent.state is State.BOUNDARY:
             self.scheduler.add_resting(child)
         else:
@@ -359,8 +391,8 @@ class Engine:
     def _drop(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
-        if self._speculation is not None:
-            self._speculation.end(sequence)
+        if self.speculation is not None:
+            self.speculation.end(sequence)
 
     def _find(self, name: str) -> Sequence:
         if name not in self._sequences:

@@ -12,17 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from untail.engine.sequence import Sequence
+from untail.engine.sequence import Figures, Sequence
 
 RUN = 256  # tokens of the vocabulary that are summed up first
 
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed 64-bit number
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
-
-
-Figures = tuple[float, float, float, float]
-"""Of one token: policy log-prob, behaviour log-prob, entropy, p(eos)."""
 
 
 class Sampled(NamedTuple):

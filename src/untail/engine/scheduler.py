@@ -163,6 +163,14 @@ class Scheduler:
         self.counts.computed += accepted
         self.trim(sequence)
 
+    def make_room(self, sequence: Sequence) -> bool:
+        """Blocks for all its tokens, which may not be computed yet, if any are free. Pre: it is in a slot."""
+        missing = blocks_for(len(sequence.tokens)) - len(sequence.blocks)
+        if self.pool.free < missing or self.pool.is_shared(sequence.blocks[-1]):
+            return False
+        sequence.blocks += [self.pool.allocate() for _ in range(missing)]
+        return True
+
     def trim(self, sequence: Sequence) -> None:
         while len(sequence.blocks) > blocks_for(len(sequence.tokens)):
             self.pool.release(sequence.blocks.pop())
@@ -171,8 +179,10 @@ class Scheduler:
         """Room for drafts, when everything else has its own: nobody loses blocks for a draft."""
         for index, work in enumerate(plan.work):
             sequence = work.sequence
-            spare = len(sequence.blocks) * BLOCK - len(sequence.tokens) + self.pool.free * BLOCK
-            depth = min(depths.get(sequence.id, 0), spare, room) if work.catches_up else 0
+            spare = (len(sequence.blocks) + self.pool.free) * BLOCK - len(sequence.tokens)
+            depth = min(depths.get(sequence.id, 0), spare, room)
+            if depth < 1:
+                continue
             while len(sequence.blocks) < blocks_for(len(sequence.tokens) + depth):
                 sequence.blocks.append(self.pool.allocate())
             plan.work[index] = work._replace(lookahead=depth)

@@ -10,6 +10,9 @@ from typing import Any
 
 from untail.types import Chunk, SequenceSpec
 
+Figures = tuple[float, float, float, float]
+"""Of one token: policy log-prob, behaviour log-prob, entropy, p(eos)."""
+
 
 class State(Enum):
     WAITING = "waiting"  # for a slot
@@ -30,6 +33,7 @@ class Sequence:
         "mixed_kv",
         "path",
         "prompt_length",
+        "shallow",
         "spec",
         "stale",
         "state",
@@ -50,6 +54,7 @@ class Sequence:
         self.computed = 0
         self.furthest = 0  # the most that was computed with the present weights: below it, it is computed again
         self.stale = 0  # the most that was computed with older ones
+        self.shallow = 0  # so many have keys and values of some layers: what a drafter went on with, unverified
         self.blocks: list[int] = []
         self.path: list[int] = []  # prefix-cache nodes of its full blocks
         self.mixed_kv = False  # holds keys and values of more than one weight version
@@ -71,10 +76,17 @@ class Sequence:
     def drop_kv(self) -> list[int]:
         """Forget all keys and values; the blocks to release, last first, so that a prefix outlives its continuation."""
         blocks = self.blocks[::-1]
-        self.blocks, self.path, self.computed, self.mixed_kv = [], [], 0, False
+        self.blocks, self.path, self.computed, self.shallow, self.mixed_kv = [], [], 0, 0, False
         return blocks
 
-    def take(self, token: int, figures: tuple[float, float, float, float], version: int, hidden: Any) -> None:
+    def take(
+        self,
+        token: int,
+        figures: Figures,
+        version: int,
+        hidden: Any = None,
+        lossy: bool = False,
+    ) -> None:
         chunk = self.chunk
         self.tokens.append(token)
         self.budget -= 1
@@ -85,6 +97,7 @@ class Sequence:
         chunk.p_eos.append(figures[3])
         chunk.version.append(version)
         chunk.mixed_kv.append(self.mixed_kv)
+        chunk.lossy.append(lossy)
         if hidden is not None:
             chunk.hidden_sum = hidden if chunk.hidden_sum is None else chunk.hidden_sum + hidden
 

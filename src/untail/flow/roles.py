@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from untail.backends.native import NativeBackend
 from untail.config import Recipe
+from untail.draft import build as drafting
 from untail.engine.engine import Engine
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
@@ -25,6 +27,7 @@ from untail.flow.channel import Channel
 from untail.history import earlier
 from untail.history.store import History
 from untail.learn import checkpoint
+from untail.learn.pack import MicroBatch
 from untail.learn.rules import refuse_blind
 from untail.learn.trainer import Trainer
 from untail.rewards.scorer import PartialScore, Score, Scorer
@@ -51,7 +54,10 @@ class LocalJudge:
             # What the cache holds would depend on where a run was resumed, and with it the rounding; keys and values
             # of older weights are gone by then.
             config = config.model_copy(update={"prefix_cache": False, "kv_after_update": "recompute"})
-        engine = Engine(model.decoder, config, partial(model.tokenizer.decode, skip_special=False))
+        # How many tokens a step gives depends on what drafters know, and not all of that is in a checkpoint.
+        self.speculator = None if recipe.deterministic else drafting.build(recipe.draft, recipe.seed)
+        decode = partial(model.tokenizer.decode, skip_special=False)
+        engine = Engine(model.decoder, config, decode, self.speculator)
         self.backend = NativeBackend(engine, recipe.deterministic)
         self.scorer = Scorer(rewards, **recipe.reward.model_dump(), partials=partials)
         self.stop_ids = tuple(dict.fromkeys((*model.decoder.shape.eos_ids, *model.tokenizer.eos_ids)))
@@ -114,14 +120,19 @@ class LocalRoles(LocalJudge):
         self.to_close.callback(self._thread.shutdown)
         self.mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
         self.mechanisms.check(self.backend.capabilities, "native")
-        self.trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens)
+        drafting.refuse_if_it_cannot(recipe.draft, self.backend.capabilities.draft, "native")
+        self.drafters = self.speculator.learning if self.speculator is not None else []
+        temperature, longest = recipe.rollout.temperature, recipe.rollout.max_tokens
+        hear = self._tell_drafters if self.drafters else None
+        self.trainer = Trainer(model.decoder, recipe.learn, temperature, longest, hear)
         gives = self.backend.capabilities
         refuse_blind(self.trainer.rules, "native", entropy=gives.entropy != "none", logprobs=gives.logprobs)
 
-    def refuse_bad_history(self) -> None:
-        """Before a new run has a folder."""
-        if self.recipe.history is not None:
-            earlier.refuse_bad(self.recipe.history, self.recipe.model, self.model.tokenizer.identity)
+    def refuse_bad_history(self) -> str | None:
+        """Before a new run has a folder. What to tell the user of one that is of no use."""
+        if self.recipe.history is None:
+            return None
+        return earlier.refuse_bad(self.recipe.history, self.recipe.model, self.model.tokenizer.identity)
 
     async def begin(self, folder: Path, is_new: bool) -> None:
         """Remember in the run's folder; a new run starts with the earlier history that it was handed."""
@@ -146,8 +157,12 @@ class LocalRoles(LocalJudge):
             recipe.seed,
             partial=self.partial if self.has_partials else None,
             turns=self.turns,
+            wants_past=self.speculator is not None and self.speculator.wants_past,
         )
         self.to_close.push_async_callback(self.controller.close)
+        for drafter in self.drafters:
+            drafter.start()
+            self.to_close.callback(drafter.close)
         await self.start()
 
     async def partial(self, trajectory: Trajectory) -> PartialScore:
@@ -174,10 +189,24 @@ class LocalRoles(LocalJudge):
     async def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and publish the weights under the step's number as their version."""
         await self.backend.pause("keep")
-        figures = await self._aside(self.trainer.update, batch)
+        figures = await self._aside(self._update, batch)
         await self.backend.load_weights(None, batch.step)
         await self.backend.resume()
         return figures
+
+    def _update(self, batch: Batch) -> dict[str, float]:
+        """Drafters hear the learner's pass, and learn nothing while the weights change."""
+        for drafter in self.drafters:
+            drafter.before_update()
+        figures = self.trainer.update(batch)
+        for drafter in self.drafters:
+            drafter.after_update()
+            figures |= {f"{drafter.name}_{name}": value for name, value in drafter.learned().items()}
+        return figures
+
+    def _tell_drafters(self, micro: MicroBatch, hidden_TD: Tensor) -> None:
+        for drafter in self.drafters:
+            drafter.hear_pass(micro, hidden_TD)
 
     def remember(self) -> None:
         """What is saved next is the rollout as it is now: a step that is broken off later leaves no trace in it."""
@@ -187,6 +216,9 @@ class LocalRoles(LocalJudge):
         tensors, numbers = self.trainer.state_dict()
         self.history.commit()
         state = {"trainer": numbers, "records": self.history.count(), "rollout": memory.written(self._memory), **state}
+        if self.speculator is not None:
+            drafted, state["draft"] = self.speculator.state_dict()
+            tensors |= drafted
         return await self._aside(checkpoint.save, folder, step, tensors, state, keep)
 
     async def restore(self, path: Path) -> dict[str, Any]:
@@ -196,6 +228,8 @@ class LocalRoles(LocalJudge):
         self.history.truncate(saved.step)
         self._refuse_lost_history(path, saved.state)
         self._restore_rollout(path, saved.state)
+        if self.speculator is not None:
+            self.speculator.load_state_dict(saved.tensors, saved.state["draft"])
         if saved.step:
             await self.backend.load_weights(None, saved.step)
         return saved.state
@@ -221,6 +255,8 @@ class LocalRoles(LocalJudge):
     async def export(self, folder: Path) -> None:
         try:
             await self._aside(save_folder, self.model.decoder, self.model.tokenizer, folder)
+            for drafter in self.drafters:
+                await self._aside(drafter.export, folder.parent / "drafter")
         except (OSError, SafetensorError) as error:
             raise UserError(
                 f"cannot write the model to {folder}: {error}; the last checkpoint is intact: make room, then --resume"

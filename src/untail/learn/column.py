@@ -27,9 +27,12 @@ def entropy(trajectory: Trajectory) -> np.ndarray:
 
 
 def is_of_version(trajectory: Trajectory, version: int) -> np.ndarray:
-    """Where the token was sampled by these very weights, over keys and values of the same."""
-    mixed = trajectory.mixed_kv or [False] * len(trajectory.tokens)
-    return (np.array(trajectory.version) == version) & ~np.array(mixed, dtype=bool)
+    """Where the token was sampled by these very weights, all of them, over keys and values of the same."""
+    exact = np.array(trajectory.version) == version
+    for marks in (trajectory.mixed_kv, trajectory.lossy):
+        if marks:  # a backend may not give every column
+            exact &= ~np.array(marks, dtype=bool)
+    return exact
 
 
 def segments(trajectory: Trajectory) -> list[Segment]:

@@ -146,6 +146,7 @@ def _with_one_more(trajectory: Trajectory) -> Trajectory:
         behaviour_logprob=[],
         version=[*trajectory.version, 0],
         mixed_kv=[],
+        lossy=[],
         from_model=[*trajectory.from_model, True],
     )
 

@@ -1,5 +1,6 @@
 """A decoder as a policy: packed micro-batches in, log-probs at the training temperature out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,10 @@ from untail.engine.models.decoder import Decoder
 from untail.learn.logprob import LossOfRows, head_loss, token_logprobs
 from untail.learn.pack import MicroBatch
 from untail.learn.prune import forward_with_constants
+
+Hear = Callable[[MicroBatch, Tensor], None]
+"""Gets a micro-batch and its tokens' normed hidden states [T, D], without gradient; where the last ones are constants,
+those of the first `live` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +30,12 @@ class Policy:
         head = (self.decoder.output_weight, micro.columns.target_R, self.temperature, self.logit_rows)
         return token_logprobs(self.hidden(micro), *head)[0]
 
-    def loss(self, micro: MicroBatch, loss_of: LossOfRows) -> Tensor:
+    def loss(self, micro: MicroBatch, loss_of: LossOfRows, hear: Hear | None = None) -> Tensor:
         """`loss_of` summed over the rows of the micro-batch, differentiable in the decoder's parameters."""
         head = (self.decoder.output_weight, micro.columns.target_R, self.temperature, self.logit_rows)
-        return head_loss(self.hidden(micro), *head, loss_of)
+        return head_loss(self.hidden(micro, hear), *head, loss_of)
 
-    def hidden(self, micro: MicroBatch) -> Tensor:
+    def hidden(self, micro: MicroBatch, hear: Hear | None = None) -> Tensor:
         """The normed hidden state that predicts each token in the loss, [R, D]."""
         attention = SharedPrefixAttention(VarlenAttention(micro.lengths), micro.unrolled_U, micro.home_T)
         tokens = (micro.ids_T, micro.positions_T)
@@ -38,4 +43,6 @@ class Policy:
             hidden_TD = forward_with_constants(self.decoder, *tokens, micro.live, attention, self.recompute)
         else:
             hidden_TD = self.decoder(*tokens, attention, self.recompute)
+        if hear is not None:
+            hear(micro, hidden_TD.detach())
         return hidden_TD.index_select(0, micro.predictor_R)

@@ -98,7 +98,7 @@ def refuse_unfit(rules: Rules, bridges: bool, rollout: Rollout) -> None:
     """What these rules cannot learn from, whatever the backend."""
     if rollout.lossy and not (rules.importance.knows_sampling or rules.credit.corrects_sampling):
         raise ConfigError(
-            f"mechanisms.{rollout.lossy[0]} samples tokens from something else than the policy, and the "
+            f"{rollout.lossy[0]} samples tokens from something else than the policy, and the "
             "recipe's importance rule cannot tell; set learn.importance to 'tis' or 'segment', or learn.credit to "
             "'weights'"
         )

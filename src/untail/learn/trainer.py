@@ -25,7 +25,7 @@ from untail.engine.models.decoder import Decoder
 from untail.learn.loss import PolicyLoss
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import LossColumns, MicroBatch, pack
-from untail.learn.policy import Policy
+from untail.learn.policy import Hear, Policy
 from untail.learn.prune import prune
 from untail.learn.rules import rules_of
 from untail.learn.sample import Sample, normalise, samples_of, teaches
@@ -39,7 +39,8 @@ Outcome = Literal["taken", "skipped", "dropped"]
 
 
 class Trainer:
-    """`temperature` is the policy's (`policy_temperature`); `longest`, the longest response that is sampled.
+    """`temperature` is the policy's (`policy_temperature`); `longest`, the longest response that is sampled. `hear`
+    gets the hidden states of all that is trained on, once, from the pass that is made for the gradient anyway.
 
     With `kl` > 0 the reference is a copy of the decoder as it is now, so a resumed run makes its trainer from the start
     weights and then calls `load_state_dict`. Groups that teach nothing are left out of that KL too.
@@ -51,8 +52,10 @@ class Trainer:
         config: LearnConfig,
         temperature: float = 1.0,
         longest: int = RolloutConfig().max_tokens,
+        hear: Hear | None = None,
     ):
         self.config = config
+        self.hear = hear
         self.rules = rules_of(config, longest)
         self.policy = Policy(decoder, temperature, config.logit_rows, config.recompute)
         self.reference: Policy | None = None
@@ -142,7 +145,7 @@ class Trainer:
         losses, own = [], Tally()
         self._look_at_constants(minibatch, tally)
         for micro in minibatch:
-            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own))
+            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own), self.hear)
             loss.backward()
             losses.append(loss.detach())
         tally.take(own)

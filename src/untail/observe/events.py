@@ -42,7 +42,9 @@ with its parent, where they count. A copy's first slot is a `resume`: it has no 
 from 1. Where there is an environment `end` has `turns`, `tool_s` (seconds parked) and `tool_failure` (why it gave no
 reply, or null); elsewhere it has none of the three.
 `generated` counts the step's tokens and `carried` those of groups that wait for a later update; the rest of
-`rolled_out` is since the last one, but `kv_used` (a share, the most in this step) and `peak_mem` (bytes, so far).
+`rolled_out` is since the last one, but `kv_used` (a share, the most in this step) and `peak_mem` (bytes, so far). Where
+somebody drafts it has `drafts`: by drafter, proposals (sequences that carried some, step by step), drafted, accepted,
+unverified (tokens taken as they were), failures.
 
 Schema 3 brought `fork`, `partial`, `park`, `reply` and `made`; where the last is missing, it is `tokens`.
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from untail.observe import drafts
 from untail.observe.accounts import run_accounts
 from untail.observe.fates import Fates
 from untail.observe.metrics import Row, step_metrics
@@ -100,6 +101,7 @@ def over_steps(rows: Sequence[Row]) -> dict[str, Any]:
         "pass1": _mean(last_quarter, "pass1"),
         "turns": _mean(rows, "turns"),
         "staleness": _staleness(rows),
+        "drafts": drafts.over_steps(row.get("drafts", {}) for row in rows),
         "kv_used": max(row["kv_used"] for row in rows),
         "peak_mem": max(row["peak_mem"] for row in rows),
         "phases": {name: sum(row["phases"][name] for row in rows) for name in rows[0]["phases"]},

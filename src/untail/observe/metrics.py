@@ -16,6 +16,7 @@ from typing import Any
 
 from untail.history.quality import prediction_quality
 from untail.observe.accounts import step_accounts
+from untail.observe.drafts import with_ratios
 from untail.observe.step import StepEvents, covered, made
 from untail.types import Event
 
@@ -36,6 +37,7 @@ def step_metrics(events: list[Event], concurrency: int, engines: int = 1) -> Row
         **_decisions(step),
         **_turns(step),
         **_device(step, engines),
+        "drafts": {name: with_ratios(counts) for name, counts in step.one("rolled_out").get("drafts", {}).items()},
         "wall_s": step.wall_s,
         "rollout_s": step.rollout_s,
         "update_s": step.update_s,

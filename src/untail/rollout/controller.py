@@ -40,11 +40,12 @@ class Controller:
         seed: int = 0,
         partial: ScorePart | None = None,
         turns: Turns | None = None,
+        wants_past: bool = False,
     ):
         """`slots_each` sequences run on each backend at once; `partial` is for tasks that have partial scores; `turns`:
-        with whom they converse."""
+        with whom they converse; `wants_past`: somebody drafts from earlier responses."""
         self.stage = Stage(
-            backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed, partial, turns
+            backends, slots_each, prompts, score, config, mechanisms, history, vocab, seed, partial, turns, wants_past
         )
         self.admission = Admission(self.stage)
         self.lives = Lives(self.stage)

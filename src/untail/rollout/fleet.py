@@ -15,18 +15,28 @@ from untail.backends.base import Backend
 from untail.rollout.live import Member, State
 from untail.rollout.pump import Pump
 from untail.rollout.slots import Slots
-from untail.types import Chunk, SamplingParams, SequenceSpec
+from untail.types import Chunk, Prompt, SamplingParams, SequenceSpec
 
 Put = Callable[[str, Chunk | Exception], None]
+Past = Callable[[Prompt], tuple[tuple[int, ...], ...]]
 
 
 class Fleet:
-    def __init__(self, backends: list[Backend], slots_each: int, put: Put, hidden: bool = False, hold: bool = False):
+    def __init__(
+        self,
+        backends: list[Backend],
+        slots_each: int,
+        put: Put,
+        hidden: bool = False,
+        hold: bool = False,
+        past: Past | None = None,
+    ):
         """`hidden`: sums of hidden states are wanted, from engines that have them. `hold`: sequences stay after a turn,
-        for an environment's reply."""
+        for an environment's reply. `past`: what was answered to a prompt before, if drafts are made of it."""
         self.backends = backends
         self.hidden = hidden
         self.hold = hold
+        self.past = past
         self.clock = backends[0].clock
         self.slots = Slots(len(backends), slots_each)
         self._put = put
@@ -56,6 +66,7 @@ class Fleet:
             hidden=self.hidden and backend.capabilities.hidden,
             done=len(trajectory.tokens),
             turn_begin=trajectory.turn_begin,
+            past=self.past(trajectory.prompt) if self.past else (),
         )
         self._pumps[member.id] = Pump(backend, spec, partial(self._put, member.id), self.hold)
 

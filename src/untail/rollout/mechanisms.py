@@ -136,7 +136,7 @@ class Mechanisms:
     @property
     def lossy(self) -> list[str]:
         """Those that sample from something else than the policy."""
-        return [name for name, mechanism in self.by_name.items() if mechanism.is_lossy]
+        return [f"mechanisms.{name}" for name, mechanism in self.by_name.items() if mechanism.is_lossy]
 
     @property
     def copiers(self) -> list[str]:

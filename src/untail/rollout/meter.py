@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from untail.backends.base import Backend
+from untail.backends.base import Backend, Load
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -44,6 +44,18 @@ class Meter:
             "computed": sum(b.computed - a.computed for a, b in pairs),
             "recomputed": sum(b.recomputed - a.recomputed for a, b in pairs),
             "preemptions": sum(b.preemptions - a.preemptions for a, b in pairs),
+            **self._drafts(pairs),
             "kv_used": self._most_kv,
             "peak_mem": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,
         }
+
+    @staticmethod
+    def _drafts(pairs: list[tuple[Load, Load]]) -> dict[str, Any]:
+        """By drafter, of all engines; nothing where nobody drafts."""
+        drafts: dict[str, Counter[str]] = {}
+        for before, after in pairs:
+            for name, counts in after.drafts.items():
+                since = Counter(counts)
+                since.subtract(before.drafts.get(name, {}))
+                drafts.setdefault(name, Counter()).update(since)
+        return {"drafts": {name: dict(counts) for name, counts in drafts.items()}} if drafts else {}

@@ -12,6 +12,7 @@ from typing import Any
 from untail.backends.base import Backend
 from untail.config import RolloutConfig
 from untail.envs import Answer
+from untail.history.past import PastResponses
 from untail.history.predictor import Predictor
 from untail.history.store import History
 from untail.rewards.scorer import PartialScore, Score
@@ -48,6 +49,7 @@ class Stage:
         seed: int,
         partial: ScorePart | None = None,
         turns: Turns | None = None,
+        wants_past: bool = False,
     ):
         self.config = config
         self.mechanisms = mechanisms
@@ -59,7 +61,8 @@ class Stage:
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
         self.turns = turns
         put = lambda name, item: self.inbox.put_nowait((name, item))
-        self.fleet = Fleet(backends, slots_each, put, mechanisms.wants_hidden, hold=turns is not None)
+        past = PastResponses(history).of if wants_past else None
+        self.fleet = Fleet(backends, slots_each, put, mechanisms.wants_hidden, hold=turns is not None, past=past)
         self.clock = self.fleet.clock
         self.meter = Meter(backends)
         self.predictor = Predictor(history, config.max_tokens)

@@ -86,7 +86,7 @@ def test_masks_that_need_the_entropy():
 
 @pytest.mark.parametrize("importance", ["on_policy", "pois", "pois_segment"])
 def test_tokens_from_something_else_than_the_policy_need_a_rule_with_mu_in_it(importance):
-    lossy = Rollout(lossy=["fork"])
+    lossy = Rollout(lossy=["mechanisms.fork"])
     with pytest.raises(ConfigError, match=r"mechanisms\.fork samples tokens.*'tis' or 'segment'"):
         refuse_unfit(rules(importance=importance), False, lossy)
     refuse_unfit(rules(importance=importance), False, Rollout())
@@ -96,7 +96,7 @@ def test_tokens_from_something_else_than_the_policy_need_a_rule_with_mu_in_it(im
 @pytest.mark.parametrize("importance", ["segment", "tis"])
 def test_rules_with_mu_in_them_may_have_such_tokens(importance):
     assert rules(importance=importance).importance.knows_sampling
-    refuse_unfit(rules(importance=importance), False, Rollout(lossy=["fork"]))
+    refuse_unfit(rules(importance=importance), False, Rollout(lossy=["mechanisms.fork"]))
 
 
 def test_rules_are_checked_without_torch():

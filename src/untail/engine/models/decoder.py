@@ -7,6 +7,8 @@ are gate and up: names.py says how they map to Hugging Face's names.
 Shape suffixes: T tokens, D hidden, H query heads, K key-value heads, V vocabulary, R rows whose logits are wanted.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -65,11 +67,19 @@ class Decoder(nn.Module):
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
         return self
 
-    def forward(self, ids_T: Tensor, positions_T: Tensor, attention: Attention, recompute: bool = False) -> Tensor:
-        """The last layer's normed hidden states [T, D]. `recompute` trades time for memory in the backward pass."""
+    def forward(
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        attention: Attention,
+        recompute: bool = False,
+        layers: Sequence[int] | None = None,
+    ) -> Tensor:
+        """The last layer's normed hidden states [T, D]. `recompute` trades time for memory in the backward pass;
+        `layers` leaves the others out."""
         cos, sin = self.rope_table[positions_T].unbind(1)
         hidden_TD = F.embedding(ids_T, self.embed)
-        for number in range(len(self._layers)):
+        for number in range(len(self._layers)) if layers is None else layers:
             arguments = (number, hidden_TD, cos, sin, attention)
             hidden_TD = checkpoint(self.layer, *arguments, use_reentrant=False) if recompute else self.layer(*arguments)
         return self.rms(hidden_TD, self.norm)

@@ -1,0 +1,1 @@
+from untail.draft.choose import first  # noqa

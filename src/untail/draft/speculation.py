@@ -1,0 +1,169 @@
+"""A recipe's drafting, as the engine sees it: who guesses in a step, how deep, and what came of it.
+
+Invariant: whatever a drafter does wrong stays with it. One that raises leaves its sequence undrafted, and is counted;
+the engine hears of nothing but drafts.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from untail.draft.base import Drafter, LearningDrafter
+from untail.draft.budget import Acceptance, spread
+from untail.draft.choose.base import OFF, Chooser, Scene
+from untail.engine.draft import NONE, Ask, Draft, Verified
+from untail.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from untail.engine.runner import Runner
+
+DEEPEST = 32  # drafts of one sequence in one step
+
+
+@dataclass
+class DraftCounts:
+    """Of one drafter, since the engine began."""
+
+    proposals: int = 0  # sequences that carried its drafts, step by step
+    drafted: int = 0
+    accepted: int = 0
+    unverified: int = 0  # tokens that nobody verified
+    failures: int = 0  # times that it raised
+
+
+@dataclass
+class _Step:
+    """What was decided for the step under way."""
+
+    scene: Scene
+    arm: Any = OFF
+    draft_s: float = 0.0
+    drafted: set[str] = field(default_factory=set)  # sequences that got a draft
+
+
+class Speculator:
+    def __init__(self, drafters: dict[str, Drafter], chooser: Chooser):
+        """Pre: at least one drafter."""
+        self.drafters = drafters
+        self.chooser = chooser
+        self.counts = {name: DraftCounts() for name in drafters}
+        self.wants_hidden = any(drafter.wants_hidden for drafter in drafters.values())
+        self.learning = [drafter for drafter in drafters.values() if isinstance(drafter, LearningDrafter)]
+        self.wants_past = any(drafter.wants_past for drafter in drafters.values())
+        self._acceptance = Acceptance()
+        self._step = _Step(Scene(0, 0, None))
+
+    def attach(self, runner: "Runner", slots: int) -> None:
+        self._slots = slots
+        for drafter in self.drafters.values():
+            drafter.attach(runner)
+
+    def begin(self, sequence: Sequence) -> None:
+        self._acceptance.begin(sequence.id)
+        for name in self.drafters:
+            self._tell(name, "begin", sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        self._acceptance.end(sequence.id)
+        for name in self.drafters:
+            self._tell(name, "end", sequence)
+
+    def depths(self, sequences: list[Sequence]) -> list[int]:
+        count = len(sequences)
+        self.occupied(count)
+        if not count:
+            self._step = _Step(Scene(0, 0, None))
+            return []
+        context = sum(len(sequence.tokens) for sequence in sequences) // count
+        scene = Scene(count, context, self._acceptance.recent)
+        self._step = _Step(scene, self.chooser.choose(scene))
+        if self._step.arm.drafter is None:
+            return [0] * count
+        accepted = [self._acceptance.of(sequence.id) for sequence in sequences]
+        return spread(self._step.arm.depth * count, accepted, [DEEPEST] * count)
+
+    def occupied(self, running: int) -> None:
+        """How many sequences the engine has to do with; from any thread."""
+        for drafter in self.learning:
+            drafter.occupied(running / self._slots)
+
+    def propose(self, asks: list[Ask]) -> list[Draft]:
+        began = time.perf_counter()
+        name = self._step.arm.drafter
+        drafts = self._ask(name, asks)
+        self._step.drafted = {ask.sequence.id for ask, draft in zip(asks, drafts, strict=True) if draft.tokens}
+        self._step.draft_s = time.perf_counter() - began
+        return drafts
+
+    def verified(self, results: list[Verified], seconds: float, only_decoded: bool) -> None:
+        step = self._step
+        for result in results:
+            own = step.arm.drafter if result.sequence.id in step.drafted else None
+            if own is not None:
+                self._count(own, result)
+            for name in self.drafters:
+                told = (result.drafted, result.accepted) if name == own else (0, 0)
+                self._tell(name, "hear", result.sequence, result.tokens, *told)
+        if only_decoded and results and step.scene.batch:
+            emitted, drafted, accepted = (
+                sum(column) for column in zip(*((len(r.tokens), r.drafted, r.accepted) for r in results), strict=True)
+            )
+            self.chooser.heard(step.scene, step.arm, emitted, drafted, accepted, step.draft_s, seconds)
+
+    def unverified(self, sequence: Sequence) -> Draft | None:
+        for name, drafter in self.drafters.items():
+            if not drafter.is_lossy(drafter.config):
+                continue
+            try:
+                draft = drafter.unverified(sequence)
+            except Exception:
+                self.counts[name].failures += 1
+                continue
+            if draft is not None:
+                self.counts[name].unverified += 1
+                return draft
+        return None
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        return {name: dict(vars(counts)) for name, counts in self.counts.items()}
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a checkpoint keeps: the tensors of drafters that learn, and what everybody knows beside them."""
+        tensors: dict[str, Any] = {}
+        numbers: dict[str, Any] = {"chooser": self.chooser.state()}
+        for drafter in self.learning:
+            own, numbers[drafter.name] = drafter.state_dict()
+            tensors |= {f"draft.{drafter.name}.{name}": tensor for name, tensor in own.items()}
+        return tensors, numbers
+
+    def load_state_dict(self, tensors: dict[str, Any], numbers: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.chooser.restore(numbers["chooser"])
+        for drafter in self.learning:
+            prefix = f"draft.{drafter.name}."
+            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            drafter.load_state_dict(own, numbers[drafter.name])
+
+    def _ask(self, name: str, asks: list[Ask]) -> list[Draft]:
+        """All at once; if that fails, one by one, so that only those go without whose draft it is that fails."""
+        drafter = self.drafters[name]
+        try:
+            return drafter.propose(asks)
+        except Exception:
+            if len(asks) == 1:
+                self.counts[name].failures += 1
+                return [NONE]
+            return [draft for ask in asks for draft in self._ask(name, [ask])]
+
+    def _tell(self, name: str, what: str, *about: Any) -> None:
+        try:
+            getattr(self.drafters[name], what)(*about)
+        except Exception:
+            self.counts[name].failures += 1
+
+    def _count(self, name: str, result: Verified) -> None:
+        counts = self.counts[name]
+        counts.proposals += 1
+        counts.drafted += result.drafted
+        counts.accepted += result.accepted
+        self._acceptance.heard(result.sequence.id, result.drafted, result.accepted)

@@ -1,0 +1,122 @@
+"""What a drafter does wrong stays with it, and everything is counted."""
+
+import pytest
+from tests.helpers.drafting import Knowing, Raising, always, switching
+from tests.helpers.running import finish, spec
+
+from untail.config import DraftConfig, EngineConfig
+from untail.draft import build as drafting
+from untail.draft.base import Drafter
+from untail.engine.draft import Draft
+from untail.engine.engine import Engine
+from untail.errors import ConfigError
+from untail.types import SamplingParams
+
+PROMPTS = {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8]}
+
+
+def run(decoder, speculation, budget=30, **sampling):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64), speculation=speculation)
+    for number, (name, prompt) in enumerate(PROMPTS.items()):
+        engine.add(spec(name, prompt, budget, stream=number, sampling=SamplingParams(1.0, **sampling)))
+    return engine, finish(engine)
+
+
+@pytest.fixture(scope="module")
+def plain(decoder):
+    return {name: chunk.tokens for name, chunk in run(decoder, None)[1].items()}
+
+
+@pytest.fixture
+def knowing(decoder, plain):
+    return Knowing({tuple(PROMPTS[name]): tokens for name, tokens in plain.items()}, decoder.shape.vocab, wrong=0.0)
+
+
+def test_right_drafts_are_all_accepted(decoder, plain, knowing):
+    engine, results = run(decoder, always(knowing, depth=4))
+    assert {name: chunk.tokens for name, chunk in results.items()} == plain
+    counts = engine.speculation.figures()["knowing"]
+    assert counts["accepted"] == counts["drafted"] == engine.counts.accepted > 0
+    # One token comes with the prompt; then five a step: four drafts and one more.
+    assert engine.counts.steps == 1 + -(-29 // 5)
+    assert counts["proposals"] <= 3 * (engine.counts.steps - 1)
+
+
+def test_a_drafter_that_raises_leaves_its_sequence_undrafted(decoder, plain):
+    engine, results = run(decoder, always(Raising({"b"})))
+    assert {name: chunk.tokens for name, chunk in results.items()} == plain
+    counts = engine.speculation.figures()["raising"]
+    assert counts["failures"] > 29, "asked and told, it failed each time"
+    assert counts["proposals"] > 0, "the others are drafted for"
+
+
+def test_a_drafter_that_fails_for_all(decoder, plain):
+    engine, results = run(decoder, always(Raising(set(PROMPTS))))
+    assert {name: chunk.tokens for name, chunk in results.items()} == plain
+    assert engine.counts.drafted == 0
+
+
+class Careless(Drafter):
+    """Drafts more than asked for, tokens that are none, and on after a stop token."""
+
+    name = "careless"
+
+    def __init__(self, draft):
+        super().__init__(None)
+        self.draft = draft
+
+    def propose(self, asks):
+        return [Draft(self.draft) for _ in asks]
+
+
+@pytest.mark.parametrize("draft", [[5] * 500, [-1, 3], [10**6], [3, -7, 3]])
+def test_drafts_past_the_budget_and_what_is_no_token_are_cut(decoder, plain, draft):
+    _, results = run(decoder, always(Careless(draft), depth=9))
+    assert {name: chunk.tokens for name, chunk in results.items()} == plain
+    assert all(chunk.end == "boundary" and len(chunk.tokens) == 30 for chunk in results.values())
+
+
+def test_nothing_is_tried_behind_a_stop_token(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64), speculation=always(Careless([3, 9, 4, 4]), depth=4))
+    engine.add(spec("a", [1, 2], 30, sampling=SamplingParams(1.0, stop_ids=(9,))))
+    engine.step()
+    plan = engine.scheduler.plan(engine._depths())
+    engine._draft(plan)
+    assert plan.work[0].drafts == [3, 9]
+
+
+def test_the_context_is_never_exceeded(decoder):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64, context=20), speculation=always(Careless([5] * 40), depth=30))
+    engine.add(spec("a", [1, 2], 18, sampling=SamplingParams(1.0)))
+    (chunk,) = finish(engine).values()
+    assert (len(chunk.tokens), chunk.end) == (18, "length")
+
+
+def test_hidden_states_are_kept_if_somebody_wants_them(decoder, knowing):
+    knowing.wants_hidden = True
+    engine, _ = run(decoder, switching(knowing))
+    assert engine.runner.hidden is not None
+    assert engine.runner.hidden.shape == (64, 16, decoder.shape.hidden)
+    assert Engine(decoder, EngineConfig(kv_blocks=8)).runner.hidden is None
+
+
+def test_a_recipe_that_drafts_on_a_backend_that_cannot_is_refused():
+    config = DraftConfig(drafters={"ngram": {}})
+    with pytest.raises(ConfigError, match=r"draft.drafters.ngram needs a backend .* 'other' does not"):
+        drafting.refuse_if_it_cannot(config, False, "other")
+    drafting.refuse_if_it_cannot(config, True, "native")
+    drafting.refuse_if_it_cannot(DraftConfig(drafters={"ngram": False}), False, "other")
+
+
+def test_unknown_drafters_fields_and_choosers_are_named():
+    for fields, message in (
+        ({"drafters": {"histroy": {}}}, "unknown drafter 'histroy'; did you mean 'history'"),
+        ({"drafters": {"ngram": {"longst": 3}}}, "unknown key 'draft.drafters.ngram.longst'"),
+        ({"choose": "bandid"}, "unknown chooser 'bandid'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            drafting.resolved(DraftConfig(**fields))
+
+
+def test_left_out_with_false():
+    assert drafting.build(DraftConfig(drafters={"ngram": False}), 0) is None
