@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 data=benchmarks/data
 untail=.venv/bin/untail
+mkdir -p runs
 
 $untail bench engine --peer transformers --json | tail -1 > $data/engine.json
 $untail bench train --peer trl --json | tail -1 > $data/train.json
@@ -46,6 +47,9 @@ OMP_NUM_THREADS=1 .venv/bin/python benchmarks/token_pruning.py $data/token_pruni
 for law in lognormal stress short; do
   $untail simulate --law $law --recipes grpo,ulorl,rollpacker,april,es-grpo,untail --json | tail -1 > $data/sim-$law.json
 done
+.venv/bin/python benchmarks/sim/first_segment.py runs/first-segment.jsonl
+$untail simulate --trace runs/first-segment.jsonl --recipes ulorl,es-grpo --set rollout.max_tokens=8192 --warmup 9 --json \
+  | tail -1 > $data/sim-first-segment.json
 $untail simulate --recipes benchmarks/sim/no-repack.toml,benchmarks/sim/laminar.toml --json | tail -1 > $data/sim-laminar.json
 
 # Between segments: what pruning and forking do to groups without variance, and to the score at equal tokens. Responses

@@ -89,7 +89,8 @@ def _ended(step: StepEvents) -> Row:
         "prompt_tokens": sum(end["prompt_tokens"] for end in ends),
         "entropy": _mean(end["entropy"] for end in ends),
         "ends": dict(Counter(end["end"] for end in ends)),
-        "first_segment": _mean(end["segments"] == 1 for end in ends if "segments" in end),
+        # Where a step's close has cut it is no boundary: it had not used up its stride.
+        "first_segment": _mean(end["boundaries"] == 0 for end in ends if "boundaries" in end),
         "score_failures": dict(Counter(failure.partition(":")[0] for failure in failures)),
         "partial_failures": dict(Counter(event["failure"].partition(":")[0] for event in step.all("partial"))),
         "prediction": prediction_quality([(e["predicted"], e["tokens"]) for e in ends if e["predicted"] is not None]),

@@ -117,7 +117,7 @@ class Controller:
         stage = self.stage
         if stage.mechanisms.closes_at(stage.view) > stage.clock.now():
             return False
-        return stage.mechanisms.rest != "defer" or not stage.pool.overdue(stage.view.step)
+        return stage.mechanisms.rest != "defer" or not stage.pool.has_overdue(stage.view.step)
 
     def _is_over(self) -> bool:
         stage = self.stage

@@ -157,6 +157,7 @@ class Lives:
                 prompt_tokens=len(trajectory.prompt.tokens),
                 end=trajectory.end,
                 segments=len(trajectory.written_segments),
+                boundaries=sum(segment.why == "boundary" for segment in trajectory.segments),
                 versions=[trajectory.version[0], trajectory.version[-1]],
                 entropy=trajectory.mean_entropy,
                 predicted=member.group.plan.predicted.known_mean,

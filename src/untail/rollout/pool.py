@@ -32,11 +32,15 @@ class Pool:
 
     def overdue(self, step: int) -> set[str]:
         """Groups under way that would be too stale after the update of `step`: it waits for them."""
-        return {
-            group.id
-            for group in self.live.values()
-            if (oldest := _oldest_version(group, step)) is not None and step - oldest > self.max_staleness
-        }
+        return {group.id for group in self.live.values() if self._is_overdue(group, step)}
+
+    def has_overdue(self, step: int) -> bool:
+        """The same, asked after every event: those admitted first are looked at first."""
+        return any(self._is_overdue(group, step) for group in self.live.values())
+
+    def _is_overdue(self, group: LiveGroup, step: int) -> bool:
+        oldest = _oldest_version(group, step)
+        return oldest is not None and step - oldest > self.max_staleness
 
     def take_batch(self, step: int, wanted: int | None) -> list[Group]:
         """The oldest `wanted` of those that are ready (None: all), and whatever would be too stale for the next."""
@@ -56,5 +60,7 @@ class Pool:
 
 def _oldest_version(group: LiveGroup, step: int) -> int | None:
     """Whoever runs has tokens, if only its engine has seen them yet: of this step's weights at the latest."""
-    runs = any(member.state is State.RUNNING for member in group.members)
-    return group.oldest_version if group.oldest_version is not None else step - 1 if runs else None
+    oldest = group.oldest_version
+    if oldest is not None:
+        return oldest
+    return step - 1 if any(member.state is State.RUNNING for member in group.members) else None

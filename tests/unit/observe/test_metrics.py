@@ -121,6 +121,16 @@ def test_a_slot_is_held_from_start_or_resume_until_it_is_left(log):
     assert step_metrics(log.events, 4)["slot_bubble"] == pytest.approx(1 - held / (4 * 10))
 
 
+def test_whoever_used_up_no_stride_ended_in_its_first_segment(log):
+    for name, boundaries in (("a0", 0), ("a1", 0), ("a2", 1), ("a3", 3)):
+        log.start(name, 0)
+        same = {"tokens": 9, "prompt_tokens": 1, "end": "stop", "entropy": 1.0, "predicted": None}
+        log("end", 1, id=name, boundaries=boundaries, **same)
+    log.train(1, *(member(f"a{n}", 9, 1.0) for n in range(4)))
+    log.over(1, 1, 1, generated=36)
+    assert step_metrics(log.events, 4)["first_segment"] == 0.5
+
+
 def test_slots_that_are_never_empty_have_no_bubble_and_not_a_negative_one(log):
     for name, begin, end in (("a0", 0, 0.3), ("a1", 0.3, 0.9), ("a2", 0.9, 1.7)):
         log.whole(name, begin, end, 10, 1.0)

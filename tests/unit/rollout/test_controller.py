@@ -101,6 +101,7 @@ def test_without_refill_what_is_at_a_boundary_waits_for_the_round_to_end():
     assert [event["tokens"] for event in step.of("0/0", "segment", "resume", "end")] == [2, 2, 4, 4, 5]
     segments = [Segment(0, 2, "boundary"), Segment(2, 4, "boundary"), Segment(4, 5, "stop")]
     assert step.trained["1/1"].segments == segments
+    assert [(event["segments"], event["boundaries"]) for event in step.all("end")] == [(3, 2)] * 4
 
 
 def test_with_refill_unfinished_work_goes_before_new_work():
@@ -381,6 +382,13 @@ def test_what_waits_for_a_slot_when_the_step_closes_goes_on_in_the_next():
     one, two = rig.run(2)
     assert [event["e"] for name in ("1/0", "1/1") for event in one.of(name)[-1:]] == ["segment", "segment"]
     assert [(two.label(event["id"]), event["tokens"]) for event in two.all("resume")[:2]] == [("1/0", 6), ("1/1", 6)]
+
+
+def test_what_a_close_cuts_has_not_come_to_a_boundary():
+    scripts = lengths((2, 2), (9, 9), default=50)
+    rig = Rig(scripts, {"compaction": {}, "defer": {}}, strides(100), prompts=1, slots=4)
+    _, two = rig.run(2)
+    assert [(event["segments"], event["boundaries"]) for event in two.of("1/0", "end")] == [(2, 0)]
 
 
 def test_a_dropped_group_is_made_up_for_in_another_round():
