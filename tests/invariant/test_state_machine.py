@@ -57,7 +57,7 @@ class ShadowRunner:
             if work.catches_up:
                 first = len(sampled.tokens)
                 self.draw(work.drafts, sampled)
-                drawn.append(Drawn(work.sequence, range(first, len(sampled.tokens))))
+                drawn.append(Drawn(work.sequence, work.drafts, range(first, len(sampled.tokens))))
         return Result(drawn, sampled, torch.zeros(len(sampled.tokens), 1))
 
     def draw(self, drafts: list[int], sampled: Sampled) -> None:

@@ -127,10 +127,13 @@ class Engine:
         for work in plan.work:
             work.sequence.computed += work.size
         self.counts.steps += 1
-        delivered, verified = self._deliver(result)
+        delivered, ends, verified = self._deliver(result)
         if self.speculation is not None:
             only_decoded = all(work.size == 1 for work in plan.work)
             self.speculation.verified(verified, time.perf_counter() - began, only_decoded)
+        for sequence, end in ends:
+            self._close(sequence, end)
+            delivered.append((sequence.id, sequence.emit()))
         return delivered
 
     def extend(self, name: str, budget: int) -> None:
@@ -296,10 +299,14 @@ class Engine:
                 return draft[: place + 1]
         return draft
 
-    def _deliver(self, result: Result) -> tuple[list[tuple[str, Chunk]], list[Verified]]:
+    def _deliver(
+        self, result: Result
+    ) -> tuple[list[tuple[str, Chunk]], list[tuple[Sequence, End]], list[Verified]]:
+        """Every sequence takes what it drew: the chunks that are full, who came to an end, what became of drafts."""
         delivered: list[tuple[str, Chunk]] = []
+        ends: list[tuple[Sequence, End]] = []
         verified: list[Verified] = []
-        for sequence, rows in result.drawn:
+        for sequence, drafts, rows in result.drawn:
             before = len(sequence.tokens)
             for row in rows:
                 if not result.sampled.counts[row]:
@@ -308,22 +315,15 @@ class Engine:
                 sequence.take(result.sampled.tokens[row], result.sampled.figures[row], self.version, hidden)
                 end = self._end_of(sequence)
                 if end is not None:
+                    ends.append((sequence, end))
                     break
                 if len(sequence.chunk.tokens) >= sequence.spec.chunk:
                     delivered.append((sequence.id, sequence.emit()))
             taken = sequence.tokens[before:]
-            self._settle(sequence, len(rows) - 1, len(taken) - 1)
-            verified.append(Verified(sequence, len(rows) - 1, len(taken) - 1, taken))
-            if end is not None:
-                self._close(sequence, end)
-                delivered.append((sequence.id, sequence.emit()))
-        return delivered, verified
-
-    def _settle(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        self.counts.sampled += accepted + 1
-        self.counts.drafted += drafted
-        self.counts.accepted += accepted
-        self.scheduler.settle(sequence, accepted)
+            accepted = sum(map(int.__eq__, taken, drafts))
+            self.scheduler.settle(sequence, len(taken), len(drafts), accepted)
+            verified.append(Verified(sequence, len(drafts), accepted, taken))
+        return delivered, ends, verified
 
     def _end_of(self, sequence: Sequence) -> End | None:
         sampling = sequence.spec.sampling

@@ -39,9 +39,10 @@ class Layout(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A sequence that sampled, and its rows of what was sampled: one, and one more for each draft."""
+    """A sequence that sampled, its drafts, and its rows of what was sampled: one, and one more for each draft."""
 
     sequence: Sequence
+    drafts: list[int]
     rows: range
 
 
@@ -97,8 +98,7 @@ class Runner:
         hidden_RD = hidden_TD[torch.tensor(rows, dtype=torch.int64, device=hidden_TD.device)]
         if not drawn:
             return Result([], Sampled([], [], []), hidden_RD)
-        drafts = [work.drafts for work in map(plan.work.__getitem__, layout.order) if work.catches_up]
-        sequences = [one.sequence for one in drawn]
+        sequences, drafts = [one.sequence for one in drawn], [one.drafts for one in drawn]
         return Result(drawn, sample(self.decoder.logits(hidden_RD), sequences, drafts), hidden_RD)
 
     def attend(self, layout: Layout, kv: Tensor) -> Attention:
@@ -146,6 +146,6 @@ def _rows_to_sample(work: list[Work], layout: Layout) -> tuple[list[Drawn], list
         one = work[index]
         if one.catches_up:
             width = 1 + len(one.drafts)
-            drawn.append(Drawn(one.sequence, range(len(rows), len(rows) + width)))
+            drawn.append(Drawn(one.sequence, one.drafts, range(len(rows), len(rows) + width)))
             rows += range(last + 1 - width, last + 1)
     return drawn, rows

@@ -156,11 +156,15 @@ class Scheduler:
         self._commit(sequence, count, plan)
         return count
 
-    def settle(self, sequence: Sequence, accepted: int) -> None:
-        """What it computed is known: its own tokens and the accepted drafts. Room for the others goes back."""
+    def settle(self, sequence: Sequence, taken: int, drafted: int, accepted: int) -> None:
+        """It took so many tokens, whose keys and values are computed, except for the last one's. Room for other drafts
+        goes back."""
         sequence.computed = len(sequence.tokens) - 1
         sequence.furthest = max(sequence.furthest, sequence.computed)
-        self.counts.computed += accepted
+        self.counts.sampled += taken
+        self.counts.computed += taken - 1
+        self.counts.drafted += drafted
+        self.counts.accepted += accepted
         self.trim(sequence)
 
     def make_room(self, sequence: Sequence) -> bool:

@@ -12,9 +12,9 @@ class PastResponses:
         self._last: tuple[str, tuple[tuple[int, ...], ...]] = ("", ())  # siblings ask one after another
 
     def of(self, prompt: Prompt) -> tuple[tuple[int, ...], ...]:
-        """Those whose tokens are still stored, at most so many: the best rewarded first, the newest of equals."""
+        """The newest whose tokens are still stored, at most so many: the best rewarded first."""
         if self._last[0] != prompt.id:
-            newest_first = self._history.responses(prompt.id)
-            ranked = sorted(newest_first, key=lambda record: -(record.reward or 0.0))
-            self._last = prompt.id, tuple(tuple(record.tokens or ()) for record in ranked[:MOST])
+            newest = self._history.responses(prompt.id)[:MOST]
+            ranked = sorted(newest, key=lambda record: -(record.reward or 0.0))
+            self._last = prompt.id, tuple(tuple(record.tokens or ()) for record in ranked)
         return self._last[1]
