@@ -41,6 +41,11 @@ def newer_format(path) -> None:
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
 
 
+def other_tokenizer(path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE meta SET value = 'another' WHERE key = 'tokenizer'")
+
+
 BAD = {
     "another model": (other_model, "was made with the model 'another/model', but this run has 'tiny'"),
     "a newer format": (newer_format, "has format 99, but this untail knows formats up to 1; upgrade untail"),
@@ -66,8 +71,7 @@ def test_a_history_that_does_not_fit_is_refused_and_leaves_no_run_behind(case, t
 def test_one_of_another_tokenizer_is_ignored_and_that_is_said_once(trained, tmp_path):
     source = tmp_path / "history.sqlite"
     shutil.copy(trained[0] / "history.sqlite", source)
-    with sqlite3.connect(source) as db:
-        db.execute("UPDATE meta SET value = 'another' WHERE key = 'tokenizer'")
+    other_tokenizer(source)
     outcome = untail("train", "--steps=1", *SMALL, f"--set=history={source}", "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
     assert outcome.err.count("was made with the tokenizer 'another'") == 1
