@@ -299,9 +299,7 @@ class Engine:
                 return draft[: place + 1]
         return draft
 
-    def _deliver(
-        self, result: Result
-    ) -> tuple[list[tuple[str, Chunk]], list[tuple[Sequence, End]], list[Verified]]:
+    def _deliver(self, result: Result) -> tuple[list[tuple[str, Chunk]], list[tuple[Sequence, End]], list[Verified]]:
         """Every sequence takes what it drew: the chunks that are full, who came to an end, what became of drafts."""
         delivered: list[tuple[str, Chunk]] = []
         ends: list[tuple[Sequence, End]] = []

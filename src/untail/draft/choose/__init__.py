@@ -1,1 +1,5 @@
-from untail.draft.choose import first  # noqa
+"""Who drafts in a step, and how deep. Importing this package registers all that ship with untail."""
+
+from untail.draft.choose import bandit, first
+
+__all__ = ["bandit", "first"]

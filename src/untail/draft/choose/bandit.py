@@ -1,0 +1,143 @@
+"""7.6, choosing by what came of it: a bandit for each context, over every drafter at every depth, and nobody.
+
+Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out; its
+reward is the pull's tokens per second. The best arm is the one with the highest median of its last pulls.
+
+Invariant: every arm is pulled once before the median counts, and now and then afterwards, ever more seldom. A context
+that is new takes the pulls of one with the same batch size, if there is one, for its own: acceptance and length change
+slowly, and nothing has to be tried again for them. The arm without drafts is always offered.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from untail.config import PositiveInt, Strict
+from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Scene
+
+LENGTHS = (1024, 4096, 16384)  # of the context in tokens: where the buckets end
+ACCEPTANCES = (0.3, 0.6)
+Chance = Annotated[float, Field(ge=0, le=1)]
+
+
+class Context(NamedTuple):
+    batch: int  # the power of two that it reaches
+    length: int
+    acceptance: int
+
+
+@dataclass(slots=True)
+class Pull:
+    """An arm that is held."""
+
+    context: Context
+    arm: Arm
+    left: int  # steps
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def reward(self) -> float:
+        """Pre: a step of it was heard."""
+        return self.tokens / self.seconds
+
+
+@CHOOSERS.register("bandit")
+class Bandit(Chooser):
+    section = "7.6"
+
+    class Config(Strict):
+        depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (2, 4, 8)  # drafts per sequence
+        hold: PositiveInt = 8  # steps of a pull
+        trial: PositiveInt = 2  # steps of the first pull of an arm
+        window: PositiveInt = 300  # pulls of an arm that count
+        explore: Chance = 0.1  # share of pulls that try another arm, at first
+        explore_last: Chance = 0.02  # the same in the end
+        decay: PositiveInt = 50  # pulls of a context after which it is half way there
+        max_verify: PositiveInt = 512  # tokens that a step may verify: wider arms are not offered
+
+    config: Config
+
+    def __init__(self, config: Any, drafters: list[str], seed: int):
+        super().__init__(config, drafters, seed)
+        self._random = Random(seed)
+        self._rewards: dict[Context, dict[Arm, deque[float]]] = {}
+        self._pulls: dict[Context, int] = {}
+        self._pull: Pull | None = None
+
+    def choose(self, scene: Scene) -> Arm:
+        context = _context(scene)
+        if self._pull is None or self._pull.left == 0 or self._pull.context.batch != context.batch:
+            if self._pull is not None and self._pull.seconds > 0:  # also one that was cut short: its steps count
+                self._rewards[self._pull.context].setdefault(self._pull.arm, self._kept()).append(self._pull.reward)
+            self._pull = self._begin(context, scene.batch)
+        self._pull.left -= 1
+        return self._pull.arm
+
+    def heard(
+        self, scene: Scene, arm: Arm, emitted: int, drafted: int, accepted: int, draft_s: float, step_s: float
+    ) -> None:
+        pull = self._pull
+        if pull is None or pull.arm != arm:
+            return
+        pull.tokens += emitted
+        pull.seconds += step_s
+
+    def state(self) -> dict[str, Any]:
+        rewards = [
+            [list(context), list(arm), list(kept)]
+            for context, arms in self._rewards.items()
+            for arm, kept in arms.items()
+        ]
+        pulls = [[list(context), count] for context, count in self._pulls.items()]
+        return {"rewards": rewards, "pulls": pulls}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for context, (drafter, depth), kept in state["rewards"]:
+            if drafter is None or drafter in self.drafters:
+                self._rewards.setdefault(Context(*context), {})[Arm(drafter, depth)] = self._kept(kept)
+        self._pulls = {Context(*context): count for context, count in state["pulls"]}
+
+    def _begin(self, context: Context, batch: int) -> Pull:
+        if context not in self._rewards:
+            self._rewards[context] = self._borrowed(context)
+        known, arms = self._rewards[context], self._offered(batch)
+        untried = next((arm for arm in arms if arm not in known), None)
+        if untried is not None:
+            return Pull(context, untried, self.config.trial)
+        count = self._pulls[context] = self._pulls.get(context, 0) + 1
+        if len(arms) > 1 and self._random.random() < self._explores(count):
+            return Pull(context, self._random.choice(arms), self.config.trial)
+        return Pull(context, max(arms, key=lambda arm: median(known[arm])), self.config.hold)
+
+    def _explores(self, count: int) -> float:
+        first, last = self.config.explore, self.config.explore_last
+        return last + (first - last) * 0.5 ** (count / self.config.decay)
+
+    def _offered(self, batch: int) -> list[Arm]:
+        fits = [depth for depth in self.config.depths if batch * (depth + 1) <= self.config.max_verify]
+        return [OFF, *(Arm(drafter, depth) for drafter in self.drafters for depth in fits)]
+
+    def _borrowed(self, context: Context) -> dict[Arm, deque[float]]:
+        """Of the context that is most like it, the last pull of each arm: the first of its own soon outvote it."""
+        alike = [other for other in self._rewards if other.batch == context.batch]
+        if not alike:
+            return {}
+        far = lambda other: abs(other.length - context.length) + abs(other.acceptance - context.acceptance)
+        return {arm: self._kept([kept[-1]]) for arm, kept in self._rewards[min(alike, key=far)].items()}
+
+    def _kept(self, rewards: list[float] | tuple[()] = ()) -> deque[float]:
+        return deque(rewards, maxlen=self.config.window)
+
+
+def _context(scene: Scene) -> Context:
+    accepted = scene.acceptance
+    return Context(
+        scene.batch.bit_length(),
+        sum(scene.context >= length for length in LENGTHS),
+        0 if accepted is None else 1 + sum(accepted >= bound for bound in ACCEPTANCES),
+    )

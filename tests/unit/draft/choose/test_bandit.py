@@ -1,0 +1,108 @@
+"""The bandit finds the best arm of each context, loses little on the way, and follows when it changes."""
+
+import json
+from collections import Counter
+from random import Random
+
+import pytest
+
+from untail.draft.choose.bandit import Bandit
+from untail.draft.choose.base import OFF, Arm, Scene
+
+DRAFTERS = ["history", "adaptive"]
+
+
+def bandit(seed=0, **fields) -> Bandit:
+    return Bandit(Bandit.Config(**fields), DRAFTERS, seed)
+
+
+def play(chooser, speeds, steps, batch=1, rng=None, noise=0.2) -> Counter[Arm]:
+    """`speeds`: by arm, tokens per second of a sequence. Tokens come in bursts; a step's seconds follow."""
+    rng, taken = rng or Random(1), Counter()
+    for _ in range(steps):
+        scene = Scene(batch, 100, 0.5)
+        arm = chooser.choose(scene)
+        emitted = batch * (1 if arm == OFF else rng.choice((1, 1, 1 + 2 * arm.depth)))
+        speed = speeds.get(arm, speeds["others"]) * (1 + noise * (rng.random() - 0.5))
+        seconds = emitted / (speed * batch)
+        chooser.heard(scene, arm, emitted, 0, 0, 0.0, seconds)
+        taken[arm] += 1
+    return taken
+
+
+@pytest.mark.parametrize("best", [OFF, Arm("history", 8), Arm("adaptive", 2)])
+def test_the_best_arm_is_found(best):
+    taken = play(bandit(), {best: 3.0, "others": 1.0}, 2000)
+    assert taken[best] > 0.9 * 2000
+    assert len(taken) == 7, "every arm was tried, off included"
+
+
+def test_it_loses_less_than_a_twentieth():
+    """Tokens in the same seconds, against always taking the best; exploration included."""
+    speeds = {OFF: 1.0, Arm("history", 4): 1.6, Arm("history", 8): 1.5, "others": 0.8}
+    chooser, rng = bandit(), Random(2)
+    tokens = seconds = 0.0
+    for _ in range(3000):
+        scene = Scene(1, 100, 0.5)
+        arm = chooser.choose(scene)
+        took = 1 / speeds.get(arm, speeds["others"]) * (1 + 0.2 * (rng.random() - 0.5))
+        chooser.heard(scene, arm, 1, 0, 0, 0.0, took)
+        tokens, seconds = tokens + 1, seconds + took
+    assert tokens / seconds > 0.95 * 1.6
+
+
+def test_it_follows_when_the_best_changes():
+    chooser = bandit(window=20)
+    play(chooser, {Arm("history", 4): 3.0, "others": 1.0}, 1000)
+    taken = play(chooser, {Arm("adaptive", 4): 3.0, "others": 1.0}, 4000)
+    assert taken[Arm("adaptive", 4)] > 2000
+
+
+def test_batch_sizes_have_arms_of_their_own():
+    chooser = bandit()
+    for _ in range(20):
+        play(chooser, {Arm("history", 8): 3.0, "others": 1.0}, 60, batch=1)
+        play(chooser, {OFF: 3.0, "others": 1.0}, 60, batch=16)
+    assert play(chooser, {Arm("history", 8): 3.0, "others": 1.0}, 200, batch=1)[Arm("history", 8)] > 150
+    assert play(chooser, {OFF: 3.0, "others": 1.0}, 200, batch=16)[OFF] > 150
+
+
+def test_a_batch_that_changes_every_step_still_teaches():
+    """Pulls that are cut short count."""
+    chooser = bandit()
+    taken = Counter()
+    for step in range(1200):
+        batch = 1 + 3 * (step % 2)
+        taken += play(chooser, {OFF: 3.0, "others": 1.0}, 1, batch=batch)
+    assert taken[OFF] > 900
+
+
+def test_a_new_context_of_the_same_batch_size_tries_nothing_again():
+    chooser = bandit()
+    play(chooser, {Arm("history", 8): 3.0, "others": 1.0}, 600)
+    taken = Counter(chooser.choose(Scene(1, 5000, 0.9)) for _ in range(16))
+    assert taken[Arm("history", 8)] >= 8
+
+
+def test_arms_that_are_too_wide_are_not_offered():
+    chooser = bandit(max_verify=40)
+    taken = play(chooser, {"others": 1.0}, 500, batch=10)
+    assert {arm.depth for arm in taken} == {0, 2}
+    assert set(play(bandit(max_verify=8), {"others": 1.0}, 100, batch=10)) == {OFF}
+
+
+def test_what_it_knows_survives_a_checkpoint():
+    chooser = bandit()
+    play(chooser, {Arm("history", 8): 3.0, "others": 1.0}, 600)
+    other = bandit(seed=5)
+    other.restore(json.loads(json.dumps(chooser.state())))
+    taken = play(other, {Arm("history", 8): 3.0, "others": 1.0}, 100)
+    assert taken[Arm("history", 8)] > 80
+
+
+def test_a_drafter_that_is_gone_since_is_forgotten():
+    chooser = bandit()
+    play(chooser, {Arm("history", 8): 3.0, "others": 1.0}, 300)
+    other = Bandit(Bandit.Config(), ["adaptive"], 0)
+    other.restore(chooser.state())
+    assert all(arm.drafter in (None, "adaptive") for arm in play(other, {"others": 1.0}, 300))
