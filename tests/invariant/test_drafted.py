@@ -28,7 +28,7 @@ PROMPTS = [[*SHARED, 71], [*SHARED, 69, 39], [17, 21, 33], list(range(100, 160))
 BUDGET = 80
 MORE_STREAMS = 100  # what past responses are made with: others than the sequences' own
 SAMPLED = SamplingParams(temperature=1.0)
-NAMES = ("knowing", "history", "ngram", "layer_skip")
+NAMES = ("knowing", "history", "ngram", "layer_skip", "adaptive")
 
 
 @pytest.fixture(scope="module", params=["greedy", "sampled"])

@@ -5,10 +5,11 @@ Invariant: what a recipe asks for is checked before anything is loaded. Importin
 
 from typing import Any
 
+import untail.draft.adaptive.drafter
 import untail.draft.choose
 import untail.draft.history
 import untail.draft.layer_skip
-import untail.draft.ngram  # noqa: F401  (these four register what is in them)
+import untail.draft.ngram  # noqa: F401  (these five register what is in them)
 from untail.config import DraftConfig, parse
 from untail.draft.base import DRAFTERS, Drafter
 from untail.draft.choose.base import CHOOSERS, Chooser

@@ -1,7 +1,7 @@
 """7.6, choosing by what came of it: a bandit for each context, over every drafter at every depth, and nobody.
 
-Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out; its
-reward is the pull's tokens per second. The best arm is the one with the highest median of its last pulls.
+Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out;
+its reward is the pull's tokens per second. The best arm is the one with the highest median of its last pulls.
 
 Invariant: every arm is pulled once before the median counts, and now and then afterwards, ever more seldom. A context
 that is new takes the pulls of one with the same batch size, if there is one, for its own: acceptance and length change
