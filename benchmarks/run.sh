@@ -67,6 +67,7 @@ $untail compare grpo dygs adaseg --steps 24 --set validation.every=4 --out runs/
 rm -rf runs/fork-or-not
 $untail compare dygs --ablate out --steps 24 $short --set mechanisms.outliers.combine=any --out runs/fork-or-not --json \
   | tail -1 > $data/fork-or-not.json
+(cd runs && grep '"e": "off"' vary-*/*/events.jsonl fork-or-not/*/events.jsonl) > $data/prune-off.txt || true  # rules that the audit switched off
 for recipe in dygs dyg-seg; do  # everybody who is pruned runs on: would it have been rewarded?
   rm -rf runs/pruned-$recipe
   $untail train $recipe --steps 24 $short --set rollout.audit=1.0 --set rollout.max_false_kills=1.0 \
