@@ -4,7 +4,6 @@ Invariant: rows are steps [T] x environments [N]. `next_TNO` is what each step l
 last observation, which no row begins with.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -22,6 +21,9 @@ class Experience:
     ended_TN: Tensor
     cut_TN: Tensor
     next_TNO: Tensor
+
+    def to(self, device: torch.device) -> "Experience":
+        return Experience(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     @property
     def over_TN(self) -> Tensor:
@@ -46,9 +48,3 @@ class Recorder:
 
     def experience(self) -> Experience:
         return Experience(*(torch.stack(column) for column in zip(*self._rows, strict=True)))
-
-
-def join(parts: Sequence[Experience]) -> Experience:
-    """Environments side by side, in the order of the parts."""
-    columns = ([getattr(part, field.name) for part in parts] for field in fields(Experience))
-    return Experience(*(torch.cat(column, dim=1) for column in columns))

@@ -25,6 +25,10 @@ def refuse_missing_packages() -> None:
 
 
 class HalfCheetah:
+    obs_size = 17
+    action_size = 6
+    on_host = True
+
     def __init__(self, count: int, episode: int, device: torch.device):
         refuse_missing_packages()
         import gymnasium
@@ -43,8 +47,6 @@ class HalfCheetah:
         )
         mujoco.set_mju_user_warning(None)
         self._count, self._device = count, device
-        self.obs_size = int(self._envs.single_observation_space.shape[0])
-        self.action_size = int(self._envs.single_action_space.shape[0])
 
     def reset(self, seed: int, group: int) -> Tensor:
         seeds = [seed * self._count + number // group for number in range(self._count)]

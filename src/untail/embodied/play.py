@@ -22,20 +22,36 @@ class Shard:
 
     def __init__(self, number: int, simulator: Simulator, config: EmbodiedConfig):
         self.number, self.simulator, self.config = number, simulator, config
+        self.finished: list[float] = []
+        """Returns of the episodes that came to their end in the last iteration."""
         self._obs_NO: Tensor | None = None
+        self._return_N: Tensor | None = None  # of the episodes under way
 
     async def play(self, act: Act, iteration: int) -> Experience:
         obs_NO = self._obs_NO
         if obs_NO is None or self.config.algo == "grpo":
             obs_NO = self.simulator.reset(self.config.stream(iteration, self.number), self.config.group)
+            self._return_N = torch.zeros(len(obs_NO))
         recorder = Recorder()
         for _ in range(self.config.horizon):
             action_NA, logprob_N = await act(self.number, obs_NO)
+            action_NA, logprob_N = action_NA.to(obs_NO.device), logprob_N.to(obs_NO.device)
             outcome = self.simulator.step(action_NA)
             recorder.add(obs_NO, action_NA, logprob_N, outcome)
             obs_NO = outcome.obs_NO
         self._obs_NO = obs_NO
-        return recorder.experience()
+        experience = recorder.experience()
+        self._count_returns(experience)
+        return experience
+
+    def _count_returns(self, experience: Experience) -> None:
+        self.finished = []
+        assert self._return_N is not None
+        for reward_N, over_N in zip(experience.reward_TN.cpu(), experience.over_TN.cpu(), strict=True):
+            self._return_N += reward_N
+            if over_N.any():
+                self.finished += self._return_N[over_N].tolist()
+                self._return_N[over_N] = 0
 
 
 class Actor:

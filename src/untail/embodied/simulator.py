@@ -1,16 +1,13 @@
-"""What a batch of environments is to the loop, and which there are.
+"""What a batch of environments is to the loop.
 
 Invariant: a step takes and gives tensors of one row per environment. Environments begin anew by themselves: a row whose
 episode is over has the next one's first observation in `obs_NO`, and its own last one in `final_NO`.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-import torch
 from torch import Tensor
-
-from untail.embodied.config import EmbodiedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +22,9 @@ class Outcome:
 
 
 class Simulator(Protocol):
-    obs_size: int
-    action_size: int
+    obs_size: ClassVar[int]
+    action_size: ClassVar[int]
+    on_host: ClassVar[bool]  # it steps on the CPU, whatever the policy is on
 
     def reset(self, seed: int, group: int) -> Tensor:
         """Begin everywhere; the first observations, [N, O]. The same seed gives the same states, and each is that of
@@ -35,22 +33,3 @@ class Simulator(Protocol):
     def step(self, action_NA: Tensor) -> Outcome: ...
 
     def close(self) -> None: ...
-
-
-def make_simulator(config: EmbodiedConfig, device: torch.device) -> Simulator:
-    """The environments of one shard."""
-    if config.env == "cartpole":
-        from untail.embodied.torch_env import CartPole
-
-        return CartPole(config.shard_envs, config.episode, device)
-    from untail.embodied.gym_env import HalfCheetah
-
-    return HalfCheetah(config.shard_envs, config.episode, device)
-
-
-def refuse_missing(config: EmbodiedConfig) -> None:
-    """Before any worker is started."""
-    if config.env == "halfcheetah":
-        from untail.embodied.gym_env import refuse_missing_packages
-
-        refuse_missing_packages()

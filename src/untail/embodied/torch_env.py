@@ -22,6 +22,7 @@ SUBSTEPS, SECONDS = 5, 0.05
 class CartPole:
     obs_size = 5
     action_size = 1
+    on_host = False
 
     def __init__(self, count: int, episode: int, device: torch.device):
         self._count, self._episode, self._device = count, episode, device

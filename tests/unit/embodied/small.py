@@ -4,11 +4,11 @@ import asyncio
 
 import torch
 
+from untail.embodied.build import make_policy, make_simulator
 from untail.embodied.config import EmbodiedConfig, preset
 from untail.embodied.experience import Experience
 from untail.embodied.play import Actor, Shard
 from untail.embodied.policy import GaussianPolicy
-from untail.embodied.simulator import make_simulator
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def small(algo: str = "ppo", **changes) -> EmbodiedConfig:
 
 
 def policy_of(config: EmbodiedConfig) -> GaussianPolicy:
-    return GaussianPolicy(5, 1, config.hidden, config.log_std, config.seed)
+    return make_policy(config)
 
 
 def play(config: EmbodiedConfig, policy: GaussianPolicy, iteration: int = 0) -> dict[int, Experience]:

@@ -5,9 +5,8 @@ import asyncio
 import torch
 from tests.unit.embodied.small import CPU, experience, play, policy_of, small
 
-from untail.embodied.experience import join
+from untail.embodied.build import make_simulator
 from untail.embodied.play import Actor, Shard
-from untail.embodied.simulator import make_simulator
 
 
 def test_each_step_begins_where_the_one_before_led():
@@ -67,7 +66,16 @@ def test_the_first_episode_and_its_return():
     assert first.tolist() == [[True, True], [True, False], [False, False]]
 
 
-def test_joined_side_by_side():
-    joined = join([experience([[1, 2]]), experience([[3]])])
-    assert joined.reward_TN.tolist() == [[1, 2, 3]]
-    assert joined.obs_TNO.shape == (1, 3, 1)
+def test_returns_of_finished_episodes_reach_across_iterations():
+    config = small(episode=4, horizon=3)  # over after 4 steps: in the second iteration, and again in the third
+    actor = Actor(policy_of(config), config, CPU)
+    shard = Shard(0, make_simulator(config, CPU), config)
+    rewards, finished = [], []
+    for iteration in range(3):
+        actor.begin(iteration)
+        rewards.append(asyncio.run(shard.play(actor.act, iteration)).reward_TN)
+        finished.append(shard.finished)
+    reward = torch.cat(rewards)
+    assert finished[0] == []
+    torch.testing.assert_close(torch.tensor(finished[1]), reward[:4].sum(0))
+    torch.testing.assert_close(torch.tensor(finished[2]), reward[4:8].sum(0))
