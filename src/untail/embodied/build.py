@@ -17,6 +17,11 @@ def refuse_missing(config: EmbodiedConfig) -> None:
         refuse_missing_packages()
 
 
+def on_host(config: EmbodiedConfig) -> bool:
+    """Its environments take no device: they step on the CPU, and devices are GPUs."""
+    return SIMULATORS[config.env].on_host and torch.cuda.is_available()
+
+
 def make_simulator(config: EmbodiedConfig, device: torch.device) -> Simulator:
     """The environments of one shard."""
     return SIMULATORS[config.env](config.shard_envs, config.episode, device)

@@ -4,6 +4,7 @@ Invariant: what goes in and out are tensors in float32, and every environment dr
 """
 
 import importlib.util
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,9 +26,9 @@ def refuse_missing_packages() -> None:
 
 
 class HalfCheetah:
-    obs_size = 17
-    action_size = 6
-    on_host = True
+    obs_size: ClassVar[int] = 17
+    action_size: ClassVar[int] = 6
+    on_host: ClassVar[bool] = True
 
     def __init__(self, count: int, episode: int, device: torch.device):
         refuse_missing_packages()

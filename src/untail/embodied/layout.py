@@ -32,9 +32,12 @@ class Layout:
         """The rank of the policy that acts for it."""
         return shard % len(self.policy)
 
+    def learner_of(self, shard: int) -> int:
+        return shard % len(self.learn)
+
     def shards_of(self, workers: Devices, rank: int) -> list[int]:
-        """The numbers of those that a worker has."""
-        return list(range(rank, self.shards, len(workers)))
+        """The numbers of those that a role's worker has."""
+        return list(range(rank, self.shards, len(workers))) if rank < len(workers) else []
 
 
 def check_mode(mode: str) -> Mode:
@@ -44,12 +47,20 @@ def check_mode(mode: str) -> Mode:
     raise UserError(f"--mode {mode!r} is unknown; {nearest(mode, [*MODES, 'auto'])}")
 
 
-def lay_out(mode: Mode, devices: int, shards: int, on_host: bool = False, for_envs: int | None = None) -> Layout:
-    """`for_envs`: how many devices environments get for themselves; unset: half of them."""
+def lay_out(
+    mode: Mode,
+    devices: int,
+    shards: int,
+    on_host: bool = False,
+    for_envs: int | None = None,
+    learners: int | None = None,
+) -> Layout:
+    """`for_envs`: how many devices environments get for themselves; unset: half of them. `learners`: how many devices
+    of those that the mode allows the learner has; unset: all of them."""
     every = [[device] for device in range(devices)]
     if mode == "collocated":
         own = every[:shards]
-        return Layout(mode, shards, own, own, own)
+        return Layout(mode, shards, own, own, own[:learners])
     if devices < 2 and not on_host:
         raise UserError(
             f"--mode {mode} needs two devices or more (a device is a GPU, or a core where there is none), and there is "
@@ -58,4 +69,5 @@ def lay_out(mode: Mode, devices: int, shards: int, on_host: bool = False, for_en
     cut = 0 if on_host else for_envs or devices // 2
     env = [[] for _ in range(shards)] if on_host else every[:cut][:shards]
     policy = every[cut:][:shards]
-    return Layout(mode, shards, env, policy, policy if mode == "disaggregated" else every[:shards])
+    learn = policy if mode == "disaggregated" else every[:shards]
+    return Layout(mode, shards, env, policy, learn[:learners])

@@ -34,7 +34,7 @@ class Flow:
     def __init__(self, cluster: Cluster, config: EmbodiedConfig, layout: Layout):
         self.config, self.layout = config, layout
         self.env, self.policy, self.learn = self._groups(cluster)
-        if len(self.learn) > 1:
+        if len(layout.learn) > 1:
             self.learn.meet(self.learn[0].free_address().wait()).wait()
         self.iteration = 0
 

@@ -24,11 +24,11 @@ class Shard:
         self.number, self.simulator, self.config = number, simulator, config
         self.finished: list[float] = []
         """Returns of the episodes that came to their end in the last iteration."""
-        self._obs_NO: Tensor | None = None
+        self.obs_NO: Tensor | None = None
         self._return_N: Tensor | None = None  # of the episodes under way
 
     async def play(self, act: Act, iteration: int) -> Experience:
-        obs_NO = self._obs_NO
+        obs_NO = self.obs_NO
         if obs_NO is None or self.config.algo == "grpo":
             obs_NO = self.simulator.reset(self.config.stream(iteration, self.number), self.config.group)
             self._return_N = torch.zeros(len(obs_NO))
@@ -39,7 +39,7 @@ class Shard:
             outcome = self.simulator.step(action_NA)
             recorder.add(obs_NO, action_NA, logprob_N, outcome)
             obs_NO = outcome.obs_NO
-        self._obs_NO = obs_NO
+        self.obs_NO = obs_NO
         experience = recorder.experience()
         self._count_returns(experience)
         return experience

@@ -8,6 +8,7 @@ Invariant: the state is [4, N] (place, speed, angle, turn; angle 0 is upright) a
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ SUBSTEPS, SECONDS = 5, 0.05
 
 
 class CartPole:
-    obs_size = 5
-    action_size = 1
-    on_host = False
+    obs_size: ClassVar[int] = 5
+    action_size: ClassVar[int] = 1
+    on_host: ClassVar[bool] = False
 
     def __init__(self, count: int, episode: int, device: torch.device):
         self._count, self._episode, self._device = count, episode, device

@@ -108,15 +108,19 @@ class LearnWorker(Role):
 
     def meet(self, address: str) -> None:
         """Learners of a group add up their gradients from here on."""
-        kind = "nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(kind, f"tcp://{address}", rank=self.rank, world_size=self.world)
-        self.learner.total = self._total
+        learners = len(self.layout.learn)
+        if self.rank < learners:  # of a crew not all need to learn
+            kind = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(kind, f"tcp://{address}", rank=self.rank, world_size=learners)
+            self.learner.total = self._total
 
     def weights(self) -> Weights:
         return self.learner.policy.state_dict()
 
     async def learn(self, iteration: int) -> dict[str, float]:
         numbers = self.layout.shards_of(self.layout.learn, self.rank)
+        if not numbers:
+            return {}
         shards = {number: (await self.take(number)).to(self.device) for number in numbers}
         async with self.turn():
             began = time.perf_counter()
@@ -152,7 +156,10 @@ class Crew(EnvWorker, PolicyWorker, LearnWorker):
         """Nobody else asks."""
 
     async def give(self, shard: int, experience: Experience) -> None:
-        self._at_hand[shard] = experience
+        if self.layout.learner_of(shard) == self.rank:
+            self._at_hand[shard] = experience
+        else:
+            await super().give(shard, experience)
 
     async def take(self, shard: int) -> Experience:
-        return self._at_hand.pop(shard)
+        return self._at_hand.pop(shard) if shard in self._at_hand else await super().take(shard)
