@@ -171,8 +171,12 @@ class LocalRoles(LocalJudge):
 
     async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
         """Events and groups go to the channel, which is closed in the end; a failure goes the same way."""
+
+        def emit(event: Event) -> None:
+            channel.put(event)
+
         try:
-            for group in await self.controller.roll_out(step, channel.put):
+            for group in await self.controller.roll_out(step, emit):
                 channel.put(group)
         except Exception as error:
             channel.close(error)
