@@ -47,7 +47,9 @@ class Probe(Crew):
         for iteration in range(UPDATES):
             self.actor.begin(iteration)
             await self.play(iteration)
-            learned.append((await self.learn(iteration))["learn_s"])
+            began = time.perf_counter()
+            await self.learn(iteration)
+            learned.append(time.perf_counter() - began)
         rounds = [await self._round() for _ in range(ROUNDS)]
         act_s, step_s, hop_s = (_low(column) for column in zip(*rounds, strict=True))
         return Measured(self.world, step_s, act_s, hop_s, _low(learned))

@@ -2,13 +2,10 @@
 
 Invariant: the loop calls `load`, `serve`, `play` and `learn`, whatever the mode. Between workers observations, actions
 and experiences travel over channels, by shard; within a `Crew`, which is all three roles at once, nothing travels.
-Whoever computes holds the lock on its devices.
+Whose turn it is on which devices is the loop's affair.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import torch
@@ -41,15 +38,6 @@ class Role(Worker):
         self._experiences = self.channel("experiences")
         self._actions = self.channel("actions")
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """On its devices, if it has any."""
-        if not self.devices:
-            yield
-            return
-        async with self.lock():
-            yield
-
 
 class EnvWorker(Role):
     def __init__(self, config: EmbodiedConfig, layout: Layout):
@@ -60,8 +48,7 @@ class EnvWorker(Role):
 
     async def play(self, iteration: int) -> Played:
         """All shards of this worker, each as far as the horizon; what they went through goes to the learner."""
-        async with self.turn():
-            played = await asyncio.gather(*(shard.play(self.act, iteration) for shard in self.shards))
+        played = await asyncio.gather(*(shard.play(self.act, iteration) for shard in self.shards))
         for shard, experience in zip(self.shards, played, strict=True):
             await self.give(shard.number, experience)
         returns = [number for shard in self.shards for number in shard.finished]
@@ -95,10 +82,9 @@ class PolicyWorker(Role):
     async def serve(self) -> None:
         """Act for every step of the iteration, whoever asks first."""
         shards = self.layout.shards_of(self.layout.policy, self.rank)
-        async with self.turn():
-            for _ in range(self.config.horizon * len(shards)):
-                shard, obs_NO = await self._observations.get()
-                self._actions.put(await self.actor.act(shard, obs_NO), key=shard)
+        for _ in range(self.config.horizon * len(shards)):
+            shard, obs_NO = await self._observations.get()
+            self._actions.put(await self.actor.act(shard, obs_NO), key=shard)
 
 
 class LearnWorker(Role):
@@ -122,10 +108,7 @@ class LearnWorker(Role):
         if not numbers:
             return {}
         shards = {number: (await self.take(number)).to(self.device) for number in numbers}
-        async with self.turn():
-            began = time.perf_counter()
-            figures = self.learner.learn(shards, iteration)
-            return {"learn_s": time.perf_counter() - began} | figures
+        return self.learner.learn(shards, iteration)
 
     async def take(self, shard: int) -> Experience:
         experience: Experience = await self._experiences.get(key=shard)
