@@ -1,7 +1,8 @@
 """A plan: which role runs where, in turn with another or side by side, in which portions, and what that takes.
 
-Invariant: a plan is a tree whose leaves are the graph's nodes, each once. Its mode follows from it: collocated where all
-take turns, disaggregated where none do, hybrid otherwise. Roles on the host take nobody's devices and count for neither.
+Invariant: a plan is a tree whose leaves are the graph's nodes, each once. Its mode follows from it: collocated where
+all take turns, disaggregated where none do, hybrid otherwise. Roles on the host take nobody's devices and count for
+neither.
 """
 
 from collections.abc import Iterator

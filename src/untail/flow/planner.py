@@ -1,7 +1,7 @@
 """The planner: the fastest plan for a flow graph, and what speaks against the others.
 
 Invariant: the chosen plan is the fastest that there is by the costs given (see search.py). Each alternative is the
-fastest of its kind for one cut of the whole graph, or of a mode that no such cut has; the fastest comes first.
+fastest of its kind for one cut of the whole graph, or of a mode that none of them has; the fastest comes first.
 """
 
 import math
@@ -9,23 +9,23 @@ import time
 
 from untail.flow.graph import FlowError
 from untail.flow.plan import Alternative, Kind, Mode, Plan, Step
-from untail.flow.search import Option, Search, State
+from untail.flow.search import Search, State
+from untail.flow.ways import Option, Ways
 from untail.flow.work import Work
 
 ONLY: dict[Mode, Kind] = {"collocated": "in turn", "disaggregated": "side by side"}
 
+MOST = 8  # ways that are told of
+
 
 def make_plan(work: Work) -> Plan:
     began = time.perf_counter()
-    search, state, last = Search(work), _state(work), len(work.sizes) - 1
-    if search.is_node(search.whole):
-        root, options = search.build(search.whole, work.devices, last, state), []
-    else:
-        options = search.options(search.whole, work.devices, last, state)
-        root = _step(search, options[0])
+    ways = Ways(Search(work))
+    options = _options(ways)
+    root = _step(ways, options[0]) if options else ways.build(ways.search.whole, work.devices, len(work.sizes) - 1)
     if math.isinf(root.seconds):
         raise FlowError(_what_never_fits(work))
-    alternatives = [_alternative(work, _step(search, option), root, option) for option in options[1:]]
+    alternatives = [_alternative(work, _step(ways, option), root, option) for option in options[1:MOST]]
     for mode in ONLY:
         if options and mode not in {root.mode, *(other.mode for other in alternatives)}:
             alternatives.append(_only(work, mode, root))
@@ -33,26 +33,30 @@ def make_plan(work: Work) -> Plan:
     return Plan(root, work.devices, tuple(alternatives), (time.perf_counter() - began) * 1000)
 
 
-def _state(work: Work) -> State:
-    return "steady" if work.steady else "resident"
+def _options(ways: Ways) -> list[Option]:
+    """Of the whole graph; of a single node there are none."""
+    work, whole = ways.search.work, ways.search.whole
+    state: State = "steady" if work.steady else "resident"
+    return [] if ways.search.is_node(whole) else ways.options(whole, work.devices, len(work.sizes) - 1, state)
 
 
-def _step(search: Search, option: Option) -> Step:
-    return search.step(search.whole, option, search.work.batch)
+def _step(ways: Ways, option: Option) -> Step:
+    return ways.step(ways.search.whole, option, ways.search.work.batch)
 
 
 def _only(work: Work, mode: Mode, best: Step) -> Alternative:
     """The fastest of a mode: only in turn, or only side by side."""
-    search = Search(work, [ONLY[mode]])
-    option = search.options(search.whole, work.devices, len(work.sizes) - 1, _state(work))[0]
-    return _alternative(work, _step(search, option), best, option, mode)
+    ways = Ways(Search(work, [ONLY[mode]]))
+    option = _options(ways)[0]
+    return _alternative(work, _step(ways, option), best, option, mode)
 
 
 def _alternative(work: Work, step: Step, best: Step, option: Option, mode: Mode | None = None) -> Alternative:
     first, second = step.parts
     what = f"{first.name} {option.kind} {'before' if option.kind == 'in turn' else 'with'} {second.name}"
     if math.isinf(step.seconds):
-        return Alternative(mode or step.mode, what, None, _what_does_not_fit(work, step))
+        mode = mode or ("disaggregated" if option.kind == "side by side" else step.mode)
+        return Alternative(mode, what, None, _what_does_not_fit(work, step))
     slower = f"{step.seconds / best.seconds - 1:.1%} slower" if step.seconds > best.seconds else "no faster"
     return Alternative(mode or step.mode, what, step.seconds, f"{slower}: {_where_time_goes(step)}")
 
@@ -75,7 +79,9 @@ def _what_does_not_fit(work: Work, step: Step) -> str:
             given = max(1, leaf.devices)
             held = work.costs[leaf.node].memory_gib(given, leaf.items)
             if held > work.memory_gib:
-                return f"does not fit: {leaf.node} needs {held:.3g} GiB a device, of which each has {work.memory_gib:.3g}"
+                return (
+                    f"does not fit: {leaf.node} needs {held:.3g} GiB a device, of which each has {work.memory_gib:.3g}"
+                )
     return f"{work.devices} device{'s are' if work.devices > 1 else ' is'} not enough for both"
 
 
