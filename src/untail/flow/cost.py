@@ -199,3 +199,19 @@ class Scaled:
 
     def swap_s(self, devices: int) -> float:
         return self.cost.swap_s(devices)
+
+
+@dataclass(frozen=True)
+class OneAfterOther:
+    """Passes of one worker over the same items: their seconds add up, and it is loaded once, for the largest."""
+
+    costs: Sequence[Cost]
+
+    def seconds(self, devices: int, items: int) -> float:
+        return math.fsum(cost.seconds(devices, items) for cost in self.costs)
+
+    def memory_gib(self, devices: int, items: int) -> float:
+        return max(cost.memory_gib(devices, items) for cost in self.costs)
+
+    def swap_s(self, devices: int) -> float:
+        return max(cost.swap_s(devices) for cost in self.costs)

@@ -25,12 +25,28 @@ def make_plan(work: Work) -> Plan:
     root = _step(ways, options[0]) if options else ways.build(ways.search.whole, work.devices, len(work.sizes) - 1)
     if math.isinf(root.seconds):
         raise FlowError(_what_never_fits(work))
-    alternatives = [_alternative(work, _step(ways, option), root, option) for option in options[1:MOST]]
+    alternatives = _distinct(root, [_alternative(work, _step(ways, o), root, o) for o in options[1:MOST]])
     for mode in ONLY:
         if options and mode not in {root.mode, *(other.mode for other in alternatives)}:
             alternatives.append(_only(work, mode, root))
     alternatives.sort(key=lambda other: math.inf if other.seconds is None else other.seconds)
     return Plan(root, work.devices, tuple(alternatives), (time.perf_counter() - began) * 1000)
+
+
+def _distinct(root: Step, alternatives: list[Alternative]) -> list[Alternative]:
+    """Cuts in another order that come to the same are not told of twice."""
+    told: set[tuple[Mode, str | None]] = {(root.mode, _rounded(root.seconds))}
+    found = []
+    for other in alternatives:
+        key = (other.mode, None if other.seconds is None else _rounded(other.seconds))
+        if key not in told:
+            told.add(key)
+            found.append(other)
+    return found
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.9g}"
 
 
 def _options(ways: Ways) -> list[Option]:
