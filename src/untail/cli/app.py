@@ -9,7 +9,20 @@ import typer
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from untail import __version__
-from untail.cli import bench, compare, doctor, evaluate, generate, plan, recipes, report, simulate, tasks, train
+from untail.cli import (
+    bench,
+    compare,
+    doctor,
+    embodied,
+    evaluate,
+    generate,
+    plan,
+    recipes,
+    report,
+    simulate,
+    tasks,
+    train,
+)
 
 app = typer.Typer(
     name="untail",
@@ -24,6 +37,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
+app.command("embodied")(embodied.embodied)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")

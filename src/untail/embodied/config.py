@@ -96,11 +96,14 @@ PRESETS: dict[tuple[EnvName, Algo], dict[str, Any]] = {
 """What each example is run with, where it differs from the defaults."""
 
 
-def preset(env: str, algo: str, **changes: Any) -> EmbodiedConfig:
+def preset(env: str, algo: str, changes: dict[str, Any] | None = None) -> EmbodiedConfig:
     """The example `env` learned by `algo`, with `changes` to its fields."""
     for option, name, known in (("--env", env, EnvName), ("--algo", algo, Algo)):
         names = list(get_args(known))
         if name not in names:
             raise UserError(f"{option} {name!r} is unknown; {nearest(name, names)}")
-    fields = {"env": env, "algo": algo} | PRESETS[env, algo] | changes  # type: ignore[index]
+    fields: dict[str, Any] = {"env": env, "algo": algo} | PRESETS[env, algo]  # type: ignore[index]
+    for name, value in (changes or {}).items():
+        both_tables = isinstance(value, dict) and isinstance(fields.get(name), dict)
+        fields[name] = fields[name] | value if both_tables else value
     return parse(EmbodiedConfig, fields, "embodied")

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def small(algo: str = "ppo", **changes) -> EmbodiedConfig:
     fields = {"envs": 8, "shards": 2, "horizon": 6, "hidden": 8, "learn": {"epochs": 2, "minibatches": 2}}
     fields |= {"episode": 6, "group": 2} if algo == "grpo" else {"episode": 4}
-    return preset("cartpole", algo, **(fields | changes))
+    return preset("cartpole", algo, fields | changes)
 
 
 def policy_of(config: EmbodiedConfig) -> GaussianPolicy:
