@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from statistics import fmean
 
 from untail.embodied.config import EmbodiedConfig
 from untail.embodied.layout import Layout
@@ -78,4 +79,4 @@ class Flow:
 
 def _means(played: list[Played]) -> tuple[float, float | None]:
     returns = [number for each in played for number in each.returns]
-    return sum(each.reward for each in played) / len(played), sum(returns) / len(returns) if returns else None
+    return fmean(number for each in played for number in each.rewards), fmean(returns) if returns else None

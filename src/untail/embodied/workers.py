@@ -25,10 +25,10 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Of one worker's environments: returns of the episodes that came to their end, and the mean reward of a step."""
+    """Returns of the episodes that came to their end, and the mean reward of a step in each of the worker's shards."""
 
     returns: list[float]
-    reward: float
+    rewards: list[float]
 
 
 class Role(Worker):
@@ -52,7 +52,7 @@ class EnvWorker(Role):
         for shard, experience in zip(self.shards, played, strict=True):
             await self.give(shard.number, experience)
         returns = [number for shard in self.shards for number in shard.finished]
-        return Played(returns, sum(experience.reward_TN.mean().item() for experience in played) / len(played))
+        return Played(returns, [experience.reward_TN.mean().item() for experience in played])
 
     async def act(self, shard: int, obs_NO: Tensor) -> tuple[Tensor, Tensor]:
         self._policies[self.layout.policy_of(shard)].put((shard, obs_NO))

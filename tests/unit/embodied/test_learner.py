@@ -21,7 +21,7 @@ class Meeting:
     """Sums over the threads of a group, as a process group does over processes."""
 
     def __init__(self, count):
-        self.barrier, self.given, self.count = threading.Barrier(count, timeout=20), {}, count
+        self.barrier, self.given, self.count = threading.Barrier(count, timeout=120), {}, count
 
     def total(self, tensor):
         self.given[threading.get_ident()] = tensor.clone()
@@ -46,7 +46,7 @@ def test_two_learners_take_the_steps_of_one(algo):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert torch.equal(weights(pair[0].policy), weights(pair[1].policy))
     torch.testing.assert_close(weights(pair[0].policy), weights(alone.policy), atol=1e-5, rtol=1e-4)
     assert not torch.equal(weights(alone.policy), weights(policy_of(config)))
