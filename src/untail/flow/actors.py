@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,27 @@ Told = tuple[bool, Any]
 """It went well, and the result; or not, and the error."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A parcel that the hub itself put into the object store: it outlives who sent it, and nodes fetch it from each
+    other."""
+
+    ref: Any
+
+
 def pack(thing: Any) -> Parcel:
     stream, buffers = codec.encode(thing)
     return stream, [np.frombuffer(buffer, dtype=np.uint8) for buffer in buffers]
 
 
-def unpack(parcel: Parcel) -> Any:
+def unpack(parcel: Parcel | Kept, keep: bool = False) -> Any:
     """A copy: what is in the object store cannot be written to."""
-    return codec.decode(parcel[0], [bytearray(buffer) for buffer in parcel[1]])
+    stream, buffers = ray.get(parcel.ref) if isinstance(parcel, Kept) else parcel
+    return codec.decode(stream, [bytearray(buffer) for buffer in buffers])
+
+
+def drop(parcel: Parcel | Kept) -> None:
+    """Ray counts who still refers to it."""
 
 
 class InOrder:
@@ -86,6 +100,10 @@ class HubActor:
 
     async def ask(self, link: str, number: int, owner: str, kind: str, method: str, about: tuple[Any, ...]) -> Told:
         def begin() -> "Future[Any]":
+            nonlocal about
+            if (kind, method) == ("record", "publish"):
+                name, version, record = about
+                about = name, version, replace(record, parcel=Kept(ray.put(record.parcel)))
             self._asked[link, number] = self.hub.ask(owner, kind, method, about)
             return self._asked[link, number]
 
@@ -140,6 +158,7 @@ class ToHub:
 
     pack = staticmethod(pack)
     unpack = staticmethod(unpack)
+    drop = staticmethod(drop)
 
     def __init__(self, hub: Any, owner: str):
         self._hub = hub
