@@ -145,3 +145,34 @@ class Tenant(Worker):
 
     def written(self) -> list[str]:
         return self.diary
+
+
+class Publisher(Worker):
+    """Publishes tensors that are all of one number, which is their version."""
+
+    def publish(self, version: int, size: int = 100_000) -> None:
+        from untail.flow.weights import publish
+
+        publish(self._link, "policy", version, whole(version, size))
+
+    def publish_until_killed(self, first: int, size: int = 500_000) -> None:
+        for version in range(first, first + 100_000):
+            self.publish(version, size)
+
+    def look(self, rounds: int) -> list[int]:
+        """The versions that it saw; raises if one was not whole."""
+        from untail.flow.weights import fetch
+
+        seen = []
+        for _ in range(rounds):
+            version, tensors = fetch(self._link, "policy")
+            for tensor in tensors.values():
+                assert (tensor == version).all(), "a reader saw a part of another version"
+            seen.append(version)
+        return seen
+
+
+def whole(version: int, size: int):
+    import torch
+
+    return {"a": torch.full((size,), float(version)), "b": torch.full((3, 7), float(version), dtype=torch.bfloat16)}

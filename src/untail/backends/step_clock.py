@@ -36,7 +36,7 @@ class StepClock:
     def __init__(self, latency: float = LATENCY, on_change: Callable[[], None] = lambda: None):
         """`on_change` hears of all that may matter to the driver: somebody sleeps, or is done inside `frozen()`."""
         self.latency = latency
-        self._on_change = on_change
+        self.on_change = on_change
         self._since = 0.0  # when time last jumped
         self._steps = 0  # since then
         self._sleepers: list[Sleeper] = []  # earliest first
@@ -55,7 +55,7 @@ class StepClock:
         waker = asyncio.get_running_loop().create_future()
         sleeper = Sleeper(self.now() + seconds, next(self._numbers), waker)
         insort(self._sleepers, sleeper)
-        self._on_change()
+        self.on_change()
         try:
             await waker
         finally:
@@ -74,11 +74,11 @@ class StepClock:
             raise
         finally:  # at once, if it was cancelled
             self._inside.remove(stay)
-            self._on_change()
+            self.on_change()
 
     async def _finish(self, stay: Stay) -> None:
         stay.finished = True
-        self._on_change()
+        self.on_change()
         if self._stopped is None:
             await stay.may_leave.wait()
 

@@ -28,7 +28,13 @@ class Carrier(Protocol):
 
     def pack(self, thing: Any) -> Any: ...
 
-    def unpack(self, parcel: Any) -> Any: ...
+    def unpack(self, parcel: Any, keep: bool = False) -> Any:
+        """What was packed; it cannot be unpacked again, unless it is kept."""
+        ...
+
+    def drop(self, parcel: Any) -> None:
+        """Nobody will unpack it any more."""
+        ...
 
 
 class Link:

@@ -87,8 +87,7 @@ class _AtHome:
 
     def __init__(self, hub: Hub, shelf: shelf.Shelf):
         self.hub = hub
-        self.pack = shelf.pack
-        self.unpack = shelf.unpack
+        self.pack, self.unpack, self.drop = shelf.pack, shelf.unpack, shelf.drop
 
     def ask_hub(self, kind: str, method: str, about: tuple[Any, ...], undo: Undo | None = None) -> "Future[Any]":
         return self.hub.ask(DRIVER, kind, method, about)

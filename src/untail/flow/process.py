@@ -59,7 +59,7 @@ class _Process:
         self.shelf = Shelf(Path(start.shelf))
         gone = lambda: FlowError("the driver is gone")
         self.peer = Peer(pipe, self._serve, lost=lambda: os._exit(1), gone=gone)
-        self.pack, self.unpack = self.shelf.pack, self.shelf.unpack
+        self.pack, self.unpack, self.drop = self.shelf.pack, self.shelf.unpack, self.shelf.drop
 
     async def run(self) -> None:
         self.host = Host(asyncio.get_running_loop())

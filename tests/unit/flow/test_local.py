@@ -15,7 +15,7 @@ from untail.errors import UserError
 from untail.flow.cluster import connect
 from untail.flow.failures import ChannelBroken, LeaseLost, WorkerFailed, WorkerLost
 
-SOON = 120  # seconds: far longer than anything here takes on a busy machine, and far shorter than for ever
+SOON = 300  # seconds: far longer than anything here takes on a busy machine, and far shorter than for ever
 
 
 @pytest.fixture(scope="module")

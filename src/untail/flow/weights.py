@@ -1,0 +1,77 @@
+"""Tensors that one worker publishes and others fetch: weights on their way from the learner to the engines.
+
+    publish(link, "policy", 7, tensors)                    # in the learner
+    version, tensors = fetch(link, "policy")               # in an engine: the newest, whole
+
+Invariant: a version is there whole or not at all. The publisher writes it aside (shared memory here, Ray's object
+store across hosts), and tells the hub of it in one message with its checksum; who dies before that has published
+nothing. A reader checks the sum before it uses a byte, so it has version v whole, or what it had before. What was
+published outlives its publisher.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from untail.errors import WeightsError
+from untail.flow.link import Link
+
+TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the hub keeps of a version."""
+
+    parcel: Any
+    checksum: str
+
+
+def publish(link: Link, name: str, version: int, tensors: Mapping[str, Tensor]) -> None:
+    """Returns once everybody can fetch it."""
+    parcel = link.carrier.pack(dict(tensors))
+    try:
+        gone = link.ask("record", "publish", name, version, Record(parcel, checksum(tensors))).result()
+    except WeightsError:
+        link.carrier.drop(parcel)
+        raise
+    for record in gone:
+        link.carrier.drop(record.parcel)
+
+
+def fetch(link: Link, name: str) -> tuple[int, dict[str, Tensor]]:
+    """The newest version. Raises if there is none, or if it is damaged."""
+    for _ in range(TRIES):
+        found = link.ask("record", "latest", name).result()
+        if found is None:
+            raise WeightsError(f"nothing was published under {name!r} yet; publish before anybody fetches")
+        version, record = found
+        try:
+            tensors: dict[str, Tensor] = link.carrier.unpack(record.parcel, keep=True)
+        except FileNotFoundError:  # two newer ones came meanwhile
+            continue
+        refuse_damaged(name, version, tensors, record.checksum)
+        return version, tensors
+    raise WeightsError(f"{name!r} is published faster than it can be read ({TRIES} tries); publish less often")
+
+
+def refuse_damaged(name: str, version: int, tensors: Mapping[str, Tensor], expected: str) -> None:
+    found = checksum(tensors)
+    if found != expected:
+        raise WeightsError(
+            f"version {version} of {name!r} arrived damaged: its checksum is {found}, and {expected} was published; "
+            "nothing of it was used; look at the host's memory or network, then go on with --resume"
+        )
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, kinds, shapes and every byte, in order."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,97 @@
+"""A reader has version v whole or what it had before, whatever happens to who publishes."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.helpers.raying import ray_nodes
+from tests.helpers.workers import Publisher
+
+from untail.errors import WeightsError
+from untail.flow.cluster import connect
+from untail.flow.weights import checksum, fetch, publish
+
+SOON = 300  # seconds: far longer than anything here takes on a busy machine, and far shorter than for ever
+
+
+@pytest.fixture
+def cluster():
+    with connect("local") as cluster:
+        yield cluster
+
+
+def test_what_was_published_is_fetched_by_others_whole_and_newest(cluster):
+    group = cluster.group(Publisher, devices=[[], []], name="p")
+    with pytest.raises(WeightsError, match="nothing was published under 'policy' yet"):
+        fetch(cluster.link, "policy")
+    for version in (3, 4, 9):
+        group[0].publish(version).wait(SOON)
+        assert group[1].look(1).wait(SOON) == [version]
+        assert fetch(cluster.link, "policy")[0] == version
+    with pytest.raises(WeightsError, match="version 9 of 'policy' is not newer than 9"):
+        group[0].publish(9).wait(SOON)
+    files = [path for path in cluster.shelf.folder.iterdir() if path.name != "lock"]
+    assert len(files) == 2  # the newest two, and nothing of the refused one
+
+
+def test_it_outlives_its_publisher(cluster):
+    group = cluster.group(Publisher, devices=[[], []], name="p")
+    group[0].publish(1).wait(SOON)
+    group[0].kill()
+    assert group[1].look(1).wait(SOON) == [1]
+
+
+@pytest.mark.parametrize("when", [0.0, 0.03, 0.1])
+def test_a_publisher_killed_in_the_middle_leaves_a_whole_version(cluster, when):
+    group = cluster.group(Publisher, devices=[[], []], name="p")
+    group[0].publish(1).wait(SOON)
+    group[0].publish_until_killed(2)
+    reading = group[1].look(20)
+    time.sleep(when)
+    group[0].kill()
+    seen = reading.wait(SOON)
+    assert seen == sorted(seen)
+    version, tensors = fetch(cluster.link, "policy")
+    assert version >= seen[-1]
+    assert all((tensor == version).all() for tensor in tensors.values())
+    group[0].revive()
+    group[0].publish(version + 1).wait(SOON)
+    assert group[1].look(1).wait(SOON) == [version + 1]
+
+
+def test_damage_on_the_way_is_seen_and_nothing_is_used(cluster):
+    publish(cluster.link, "policy", 1, {"a": torch.ones(100_000)})
+    (path,) = (path for path in cluster.shelf.folder.iterdir() if path.name != "lock")
+    with Path(path).open("r+b") as file:
+        file.seek(1000)
+        file.write(b"x")
+    with pytest.raises(WeightsError, match="version 1 of 'policy' arrived damaged: its checksum is"):
+        fetch(cluster.link, "policy")
+
+
+def test_the_checksum_knows_names_kinds_shapes_and_every_byte():
+    tensors = {"a": torch.arange(6.0), "b": torch.zeros(2)}
+    same = {"a": torch.arange(6.0), "b": torch.zeros(2)}
+    assert checksum(tensors) == checksum(same)
+    others = [
+        {"a": torch.arange(6.0), "c": torch.zeros(2)},
+        {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2)},
+        {"a": torch.arange(6.0), "b": torch.zeros(2, dtype=torch.int32)},
+        {"a": torch.arange(6.0), "b": torch.tensor([0.0, -0.0])},
+    ]
+    assert len({checksum(other) for other in [tensors, *others]}) == 5
+
+
+@pytest.mark.slow
+def test_on_ray_it_outlives_its_publisher_and_is_whole():
+    with ray_nodes(2), connect("ray") as cluster:
+        group = cluster.group(Publisher, devices=[[3], [0]], name="p")
+        group[0].publish(1).wait(SOON)
+        group[0].publish_until_killed(2)
+        seen = group[1].look(10).wait(SOON)
+        assert seen == sorted(seen)
+        group[0].kill()
+        version, tensors = fetch(cluster.link, "policy")
+        assert all((tensor == version).all() for tensor in tensors.values())
+        assert group[1].look(1).wait(SOON) == [version]
