@@ -28,9 +28,9 @@ def main(out: Path, rounds: int, algo: str, envs: list[str]) -> None:
 
 
 def compare(config: EmbodiedConfig, rounds: int) -> dict[str, Any]:
-    planned, plan = choose(config, "auto", None)
+    planned, plan = choose(config, "auto", connect)
     assert plan is not None
-    layouts = {mode: choose(config, mode, None)[0] for mode in MODES} | {"planned": planned}
+    layouts = {mode: choose(config, mode, connect)[0] for mode in MODES} | {"planned": planned}
     times = asyncio.run(race(config, layouts, rounds))
     figures = {name: figures_of(config, rows) for name, rows in times.items()}
     fastest = min(MODES, key=lambda mode: figures[mode]["iteration_s"])
@@ -51,7 +51,7 @@ def compare(config: EmbodiedConfig, rounds: int) -> dict[str, Any]:
 async def race(config: EmbodiedConfig, layouts: dict[str, Layout], rounds: int) -> dict[str, list[Row]]:
     """An iteration each in turn; the first of each only warms up."""
     with ExitStack() as stack:
-        flows = {name: Flow(stack.enter_context(connect("local")), config, layouts[name]) for name in layouts}
+        flows = {name: Flow(stack.enter_context(connect()), config, layouts[name]) for name in layouts}
         times: dict[str, list[Row]] = {name: [] for name in flows}
         for number in range(rounds + 1):
             for name, flow in flows.items():

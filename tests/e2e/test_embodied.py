@@ -6,6 +6,7 @@ import pytest
 
 from tests.e2e.conftest import untail
 
+RAY_AT_REST = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 TINY = ["--set=envs=16", "--set=horizon=8", "--set=hidden=8", "--set=learn.epochs=1", "--set=learn.minibatches=2"]
 
 
@@ -33,6 +34,17 @@ def test_the_planner_measures_and_says_why(env):
 
 
 @pytest.mark.slow
+def test_on_ray_it_learns_the_same(monkeypatch):
+    for name, value in RAY_AT_REST.items():
+        monkeypatch.setenv(name, value)
+    arguments = ["embodied", "--env=cartpole", "--mode=hybrid", "--iterations=2", "--json", *TINY]
+    here, there = untail(*arguments), untail(*arguments, "--backend=ray")
+    assert there.code == 0, there.err
+    rewards = [[row["reward"] for row in outcome.json["curve"]] for outcome in (here, there)]
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_the_pole_is_swung_up(algo):
     """From hanging, at 0.02 a step, to upright half of the time."""
@@ -48,6 +60,8 @@ def test_the_pole_is_swung_up(algo):
         (["--env=cheetah"], "did you mean 'halfcheetah'"),
         (["--algo=grp"], "did you mean 'grpo'"),
         (["--mode=hybird"], "did you mean 'hybrid'"),
+        (["--backend=rae"], "did you mean 'ray'"),
+        (["--mode=collocated", "--address=auto"], "is an address of Ray"),
         (["--mode=hybrid", "--devices=1"], "needs two devices or more"),
         (["--mode=collocated", "--devices=4096"], "ask for"),
         (["--mode=collocated", "--set=envs=7"], "multiple of 2"),

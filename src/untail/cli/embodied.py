@@ -1,13 +1,17 @@
 """`untail embodied`: simulators against a policy that learns, in the same runtime."""
 
+import importlib.util
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from untail.cli.output import print_json, say
+from untail.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from untail.embodied.loop import Row
+    from untail.flow.cluster import Kind
     from untail.flow.plan import Plan
 
 
@@ -19,6 +23,8 @@ def embodied(
     mode: Annotated[str, typer.Option(help="collocated, disaggregated, hybrid, or auto: as planned.")] = "auto",
     iterations: Annotated[int, typer.Option(min=1, help="Rollouts, each with an update.")] = 30,
     devices: Annotated[int | None, typer.Option(min=1, help="GPUs to use, or else cores; all of them.")] = None,
+    backend: Annotated[str, typer.Option(help="local: processes on this machine; or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Ray's: host:port, or auto; unset: a cluster of its own.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one field; repeatable.")
     ] = None,
@@ -28,14 +34,16 @@ def embodied(
     from untail.config import override
     from untail.embodied.config import preset
     from untail.embodied.run import choose, summary, train
+    from untail.flow.cluster import connect
 
+    open_cluster = partial(connect, _known(backend), address, devices)
     config = preset(env, algo, override({}, set_ or []))
     if mode == "auto":
         say("measuring this machine: some iterations on one device and on all")
-    layout, plan = choose(config, mode, devices)
+    layout, plan = choose(config, mode, open_cluster)
     if plan is not None:
         _explain(plan, layout.mode)
-    rows = train(config, layout, iterations, _tell)
+    rows = train(config, layout, iterations, open_cluster, _tell)
     result = summary(config, layout, rows)
     say(
         f"{config.env}, {config.algo}, {layout.mode}: {result['steps_s']:.0f} environment steps and "
@@ -44,6 +52,16 @@ def embodied(
     )
     if json:
         print_json({**result, "plan": None if plan is None else plan.as_json()})
+
+
+def _known(backend: str) -> "Kind":
+    if backend == "local":
+        return "local"
+    if backend != "ray":
+        raise UserError(f"--backend {backend!r} is unknown; {nearest(backend, ['local', 'ray'])}")
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--backend ray needs Ray; install it with: pip install 'untail[ray]', or take --backend local")
+    return "ray"
 
 
 def _explain(plan: "Plan", mode: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from untail.embodied.build import on_host, refuse_missing
@@ -10,15 +11,18 @@ from untail.embodied.layout import Layout, check_mode, lay_out
 from untail.embodied.loop import Flow, Row
 from untail.embodied.measure import measure
 from untail.embodied.planning import layout_of, make_work
-from untail.flow.cluster import connect
+from untail.flow.cluster import Cluster
 from untail.flow.plan import Plan
 from untail.flow.planner import make_plan
 
+Connect = Callable[[], AbstractContextManager[Cluster]]
+"""Opens the cluster: a new one each time, so that nobody is left of what was measured."""
 
-def choose(config: EmbodiedConfig, mode: str, devices: int | None) -> tuple[Layout, Plan | None]:
-    """Where everybody goes; with "auto" by a plan, for which this machine is measured."""
+
+def choose(config: EmbodiedConfig, mode: str, connect: Connect) -> tuple[Layout, Plan | None]:
+    """Where everybody goes; with "auto" by a plan, for which the cluster's devices are measured."""
     refuse_missing(config)
-    with connect("local", devices=devices) as cluster:
+    with connect() as cluster:
         count = len(cluster.devices)
         if mode != "auto":
             return lay_out(check_mode(mode), count, config.shards, on_host(config)), None
@@ -26,7 +30,9 @@ def choose(config: EmbodiedConfig, mode: str, devices: int | None) -> tuple[Layo
     return layout_of(config, plan), plan
 
 
-def train(config: EmbodiedConfig, layout: Layout, iterations: int, tell: Callable[[Row], None]) -> list[Row]:
+def train(
+    config: EmbodiedConfig, layout: Layout, iterations: int, connect: Connect, tell: Callable[[Row], None]
+) -> list[Row]:
     """Rows of so many iterations, each told as it comes."""
 
     async def iterate(flow: Flow) -> list[Row]:
@@ -36,7 +42,7 @@ def train(config: EmbodiedConfig, layout: Layout, iterations: int, tell: Callabl
             tell(rows[-1])
         return rows
 
-    with connect("local") as cluster:
+    with connect() as cluster:
         return asyncio.run(iterate(Flow(cluster, config, layout)))
 
 
