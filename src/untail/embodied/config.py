@@ -14,6 +14,8 @@ from untail.errors import UserError, nearest
 Share = Annotated[float, Field(ge=0, le=1)]
 Algo = Literal["ppo", "grpo"]
 EnvName = Literal["halfcheetah", "cartpole"]
+Chance = Literal["states", "actions", "order"]
+"""Where episodes begin, what the policy samples, and in which order an update goes through the steps."""
 
 
 class LearnerConfig(Strict):
@@ -71,9 +73,10 @@ class EmbodiedConfig(Strict):
     def shard_envs(self) -> int:
         return self.envs // self.shards
 
-    def stream(self, iteration: int, shard: int) -> int:
-        """What a shard's chance in an iteration hangs on: a seed of its own."""
-        return (self.seed * 1_000_003 + iteration) * self.shards + shard
+    def stream(self, what: Chance, iteration: int, shard: int) -> int:
+        """The seed of one kind of chance in a shard's iteration."""
+        kinds = get_args(Chance)
+        return ((self.seed * 1_000_003 + iteration) * self.shards + shard) * len(kinds) + kinds.index(what)
 
 
 PRESETS: dict[tuple[EnvName, Algo], dict[str, Any]] = {

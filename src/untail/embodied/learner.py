@@ -99,7 +99,7 @@ class Learner:
         """Indices into `rows`: each minibatch takes its part of every shard."""
         parts, begin = [], 0
         for number, length in zip(numbers, rows.lengths, strict=True):
-            seed = self.config.stream(iteration, number) * self.config.learn.epochs + epoch
+            seed = self.config.stream("order", iteration, number) * self.config.learn.epochs + epoch
             order = torch.randperm(length, generator=torch.Generator().manual_seed(seed)) + begin
             parts.append(order.to(rows.obs_RO.device).tensor_split(self.config.learn.minibatches))
             begin += length

@@ -77,14 +77,14 @@ def mode_of(plan: Plan) -> Mode:
     return "disaggregated" if set(places["learn"]) <= set(places["policy"]) else "hybrid"
 
 
-def _all(step: Step) -> Iterator[Step]:
-    yield step
-    for part in step.parts:
-        yield from _all(part)
-
-
 def layout_of(config: EmbodiedConfig, plan: Plan) -> Layout:
     """With as many devices for each role as the plan gives it."""
     places = plan.root.placement()
     given = {"for_envs": len(places["env"]), "learners": len(places["learn"])}
     return lay_out(mode_of(plan), plan.devices, config.shards, on_host(config), **given)
+
+
+def _all(step: Step) -> Iterator[Step]:
+    yield step
+    for part in step.parts:
+        yield from _all(part)

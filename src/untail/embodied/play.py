@@ -30,7 +30,7 @@ class Shard:
     async def play(self, act: Act, iteration: int) -> Experience:
         obs_NO = self.obs_NO
         if obs_NO is None or self.config.algo == "grpo":
-            obs_NO = self.simulator.reset(self.config.stream(iteration, self.number), self.config.group)
+            obs_NO = self.simulator.reset(self.config.stream("states", iteration, self.number), self.config.group)
             self._return_N = torch.zeros(len(obs_NO))
         recorder = Recorder()
         for _ in range(self.config.horizon):
@@ -63,10 +63,8 @@ class Actor:
 
     def begin(self, iteration: int) -> None:
         """Forget the random streams of the last iteration."""
-        shards = range(self._config.shards)
-        self._generators = {
-            shard: torch.Generator(self._device).manual_seed(self._config.stream(iteration, shard)) for shard in shards
-        }
+        seeds = [self._config.stream("actions", iteration, shard) for shard in range(self._config.shards)]
+        self._generators = {shard: torch.Generator(self._device).manual_seed(seed) for shard, seed in enumerate(seeds)}
 
     async def act(self, shard: int, obs_NO: Tensor) -> tuple[Tensor, Tensor]:
         return self.policy.act(obs_NO.to(self._device), self._generators[shard])

@@ -1,9 +1,12 @@
 """Every wrong combination is refused in one sentence."""
 
+import itertools
+from typing import get_args
+
 import pytest
 from tests.unit.embodied.small import small
 
-from untail.embodied.config import PRESETS, preset
+from untail.embodied.config import PRESETS, Chance, preset
 from untail.errors import UserError
 
 
@@ -39,7 +42,7 @@ def test_unknown_names_list_the_known(env, algo, says):
 
 
 def test_streams_are_all_different():
-    config = small(shards=4)
-    streams = [config.stream(iteration, shard) for iteration in range(9) for shard in range(4)]
-    streams += [small(shards=4, seed=1).stream(iteration, shard) for iteration in range(9) for shard in range(4)]
-    assert len(set(streams)) == 72
+    configs = [small(shards=4), small(shards=4, seed=1)]
+    about = itertools.product(get_args(Chance), range(9), range(4))
+    streams = [config.stream(*each) for each in about for config in configs]
+    assert len(set(streams)) == len(streams) == 2 * 3 * 9 * 4
