@@ -1,8 +1,8 @@
 """The simulator against the native engine on the same trace: do their rollouts take equally long?
 
 The tiny model rolls out the quickstart's steps, with the real controller over the native engine. The rounds before tell
-what a step takes, by how many responses ran in it (untail.flow.recorded); with that the simulator replays the lengths of
-this round, response by response, under the same controller. The first round only warms up.
+what a step takes, by how many responses ran in it (untail.flow.recorded); with that the simulator replays the lengths
+of this round, response by response, under the same controller. The first round only warms up.
 
     OMP_NUM_THREADS=1 python benchmarks/sim_vs_native.py --rounds 8 | tail -1
 """
