@@ -9,6 +9,8 @@ from collections import Counter
 
 from untail.rollout.live import Member, Route
 
+MOST_STALE = 8  # entries an engine may have in the heap before those that are no longer true are thrown out
+
 
 class Slots:
     def __init__(self, engines: int, each: int):
@@ -64,3 +66,5 @@ class Slots:
         self._counts[engine] += by
         if self._counts[engine]:
             heapq.heappush(self._emptiest, (-self._counts[engine], engine))
+        if len(self._emptiest) > MOST_STALE * len(self._counts):
+            self._emptiest = sorted((-count, engine) for engine, count in enumerate(self._counts) if count)

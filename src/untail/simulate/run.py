@@ -97,11 +97,11 @@ async def play(recipe: Recipe, scene: Scene, law: Law) -> Played:
         groups = await controller.roll_out(step, emit, learner.published)
         learner.begin(step, groups, emit)
     await learner.until(last)
+    rows = [step_metrics(of_step, controller.stage.fleet.slots.total, scene.engines) for of_step in events]
     await controller.close()
     for backend in backends:
         await backend.close()
     history.close()
-    rows = [step_metrics(of_step, controller.stage.fleet.slots.total, scene.engines) for of_step in events]
     return Played(rows, [of_step[-1]["t"] for of_step in events], learner.busy_s)
 
 

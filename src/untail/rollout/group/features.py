@@ -31,11 +31,11 @@ def features(members: Sequence[Member]) -> np.ndarray:
 def hashed_runs(tokens: Sequence[int]) -> np.ndarray:
     counts = np.zeros(PLACES)
     column = np.asarray(tokens, dtype=np.uint64)
-    runs = np.zeros(len(column) + 1, dtype=np.uint64)
+    runs = np.full(len(column) + 1, MIX)
     for _ in range(min(LONGEST_RUN, len(column))):
         runs = (runs[:-1] ^ column[len(column) + 1 - len(runs) :]) * MIX  # each run grows by the token that follows it
         runs ^= runs >> np.uint64(29)
-        counts += np.bincount(runs % np.uint64(PLACES), minlength=PLACES)
+        counts += np.bincount((runs % np.uint64(PLACES)).astype(np.intp), minlength=PLACES)
     return counts
 
 
