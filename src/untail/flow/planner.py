@@ -14,7 +14,6 @@ from untail.flow.ways import Option, Ways
 from untail.flow.work import Work
 
 ONLY: dict[Mode, Kind] = {"collocated": "in turn", "disaggregated": "side by side"}
-
 MOST = 8  # ways that are told of
 
 

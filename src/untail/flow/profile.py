@@ -5,15 +5,14 @@ is refused with the field's name. Roles other than the rollout are measured over
 size of their groups.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from untail import __version__
-from untail.config import NotNegative, PositiveFloat, PositiveInt, Recipe, Strict, parse
+from untail.config import NotNegative, PositiveFloat, PositiveInt, Recipe, Strict
 from untail.errors import DataError
 from untail.flow.cost import Cost, Curve, OneAfterOther, Point, Profiled, Rollout
 from untail.flow.graph import Edge, Graph, Node
@@ -61,14 +60,15 @@ class Profile(Strict):
     @classmethod
     def load(cls, path: Path) -> "Profile":
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            profile = cls.model_validate_json(path.read_bytes())
         except OSError as error:
             raise DataError(f"cannot read the profile {path}: {error.strerror}") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DataError(f"the profile {path} is not JSON: {error}; make it again with untail plan --save") from None
-        if not isinstance(fields, dict):
-            raise DataError(f"the profile {path} is not a JSON object; make it again with untail plan --save")
-        profile = parse(cls, fields, f"the profile {path}:")
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "all of it"
+            raise DataError(
+                f"the profile {path} cannot be used: {field}: {first['msg']}; make it again with untail plan --save"
+            ) from None
         if "update" not in profile.roles:
             raise DataError(f"the profile {path} has no role 'update'; measure one, or make it again with --save")
         return profile

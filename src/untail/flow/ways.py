@@ -86,9 +86,8 @@ class Ways:
         seconds = self.search.values(part, state)[row]
         count = int(np.argmax(seconds[: devices + 1] == seconds[devices]))  # the fewest that are as fast
         name, rounds = self.search.names[part.bit_length() - 1], self.search.rounds.get(part, 1)
-        return Step(
-            count, self.search.sizes[row], float(seconds[devices]), name, swapped=state == "swapped", rounds=rounds
-        )
+        items, swapped = self.search.sizes[row], state == "swapped" and count > 0
+        return Step(count, items, float(seconds[devices]), name, swapped=swapped, rounds=rounds)
 
     def step(self, part: int, option: Option, items: int) -> Step:
         first, second = (
