@@ -73,3 +73,6 @@ for recipe in dygs dyg-seg; do  # everybody who is pruned runs on: would it have
     --out runs/pruned-$recipe
 done
 .venv/bin/python benchmarks/pruning.py $data/pruning.json runs/pruned-*
+
+# A policy against simulators, in the three modes and as planned.
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/embodied.py $data/embodied.json 20
