@@ -158,6 +158,26 @@ class ValidationConfig(Strict):
     temperature: Literal[0] | Temperature = 1.0  # 0 is greedy
 
 
+class FlowConfig(Strict):
+    """Where the roles run, and when."""
+
+    # local: all in this process, on one device. Else in processes of their own: collocated (engines and learner in turn
+    # on the same devices), disaggregated (side by side), hybrid (engines on all, the learner on some of them).
+    mode: Literal["local", "collocated", "disaggregated", "hybrid"] = "local"
+    # sync: each batch is sampled from the newest weights. one-off: while the next one is sampled, an update runs.
+    # async: batches are sampled ahead of updates, as far as `staleness` allows.
+    schedule: Literal["sync", "one-off", "async"] = "sync"
+    # Versions between a token's sampling and its training that `async` allows; unset: rollout.max_staleness.
+    staleness: Annotated[int, Field(ge=0)] | None = None
+    backend: Literal["local", "ray"] = "local"  # processes of this machine, or a Ray cluster
+    address: str | None = None  # of Ray: HOST:PORT; unset: the one that is running, or a new one
+    devices: PositiveInt | None = None  # unset: all that there are
+    learner_devices: PositiveInt = 1  # how many of them the learner has; engines have one each
+    lease_s: PositiveFloat = 10.0  # a device's owner that has not been heard of for so long loses it
+    # After each update the learner's state is kept outside of its process: one that dies costs nothing.
+    recover: bool = True
+
+
 class Recipe(Strict):
     """A whole run. Tables of tasks, environments and mechanisms are raw: their registries check them."""
 
@@ -181,6 +201,7 @@ class Recipe(Strict):
     engine: EngineConfig = EngineConfig()
     draft: DraftConfig = DraftConfig()
     learn: LearnConfig = LearnConfig()
+    flow: FlowConfig = FlowConfig()
 
 
 C = TypeVar("C", bound=BaseModel)

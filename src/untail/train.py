@@ -16,7 +16,7 @@ import torch
 from untail import __version__
 from untail.errors import UserError
 from untail.flow.channel import Channel
-from untail.flow.roles import LocalRoles
+from untail.flow.role_base import Roles
 from untail.observe.events import SCHEMA, read_lines
 from untail.observe.interval import mean_interval
 from untail.observe.metrics import step_metrics
@@ -34,7 +34,7 @@ class Training:
     def __init__(
         self,
         run: Run,
-        roles: LocalRoles,
+        roles: Roles,
         held_out: list[Prompt],
         show: Callable[[dict[str, Any]], None],
         stop: asyncio.Event,
@@ -65,8 +65,8 @@ class Training:
             schema=SCHEMA,
             untail=__version__,
             threads=torch.get_num_threads(),
-            concurrency=recipe.engine.max_seqs,
-            engines=1,
+            concurrency=recipe.engine.max_seqs * self.roles.engines,
+            engines=self.roles.engines,
             recipe=recipe.model_dump(mode="json"),
         )
         async with self._saved_if_stopped():
@@ -110,7 +110,9 @@ class Training:
         figures = await self.roles.update(batch)
         self._log("update", step=step, **figures)
         self._log("done", step=step)
-        metrics = step_metrics(read_lines(self.run.events.path, begin), self.recipe.engine.max_seqs)
+        engines = self.roles.engines
+        events = read_lines(self.run.events.path, begin)
+        metrics = step_metrics(events, self.recipe.engine.max_seqs * engines, engines)
         self.progress.tokens += metrics["tokens"]
         self.run.metrics.write(metrics)
         self.show(metrics)

@@ -165,7 +165,7 @@ class Publisher(Worker):
 
         seen = []
         for _ in range(rounds):
-            version, tensors = fetch(self._link, "policy")
+            version, tensors, _ = fetch(self._link, "policy")
             for tensor in tensors.values():
                 assert (tensor == version).all(), "a reader saw a part of another version"
             seen.append(version)

@@ -16,6 +16,11 @@ PauseMode = Literal["keep", "wait", "abort"]
 """What happens to sequences in a slot: they stay as they are; they run to their end first; they are aborted."""
 
 
+class EngineLost(Exception):
+    """The engine behind a backend is gone, and with it what it had not told yet. Its sequences can go on elsewhere,
+    from what they have told."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend can do. A recipe that asks for more is refused when it is loaded."""

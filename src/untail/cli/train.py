@@ -16,7 +16,7 @@ from untail.config import Recipe, load_recipe
 from untail.errors import UserError
 
 if TYPE_CHECKING:
-    from untail.flow.roles import LocalRoles
+    from untail.flow.role_base import Roles
     from untail.run import Run
     from untail.tasks.prepare import RunData
 
@@ -68,7 +68,7 @@ def _train(folder: Path, make_recipe: Callable[..., Recipe], resume: bool) -> di
         recipe = make_recipe()
         Run.refuse_if_taken(folder)
 
-        def begin(roles: "LocalRoles") -> Run:
+        def begin(roles: "Roles") -> Run:
             if note := roles.refuse_bad_history():
                 say(note)
             return Run.begin(folder, recipe)
@@ -79,10 +79,10 @@ def _train(folder: Path, make_recipe: Callable[..., Recipe], resume: bool) -> di
         sys.exit(130)
 
 
-async def _run(recipe: Recipe, begin: Callable[["LocalRoles"], "Run"]) -> dict[str, Any]:
+async def _run(recipe: Recipe, begin: Callable[["Roles"], "Run"]) -> dict[str, Any]:
     """Load everything first: what is wrong with it must not leave a run's folder behind."""
     from untail.engine.models.load import load_model
-    from untail.flow.roles import LocalRoles
+    from untail.flow.choose import make_roles
     from untail.observe.trackers import refuse_if_missing
     from untail.tasks.prepare import prepare
 
@@ -91,7 +91,7 @@ async def _run(recipe: Recipe, begin: Callable[["LocalRoles"], "Run"]) -> dict[s
     data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
     for note in data.notes:
         say(note)
-    roles = LocalRoles(recipe, model, data.rewards, data.prompts, data.partials)
+    roles = make_roles(recipe, model, data.rewards, data.prompts, data.partials)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
@@ -103,7 +103,7 @@ async def _run(recipe: Recipe, begin: Callable[["LocalRoles"], "Run"]) -> dict[s
         await roles.close()
 
 
-async def _watched(run: "Run", roles: "LocalRoles", data: "RunData", stop: asyncio.Event) -> dict[str, Any]:
+async def _watched(run: "Run", roles: "Roles", data: "RunData", stop: asyncio.Event) -> dict[str, Any]:
     from untail.observe.display import Display
     from untail.observe.summary import summary
     from untail.observe.trackers import make_trackers

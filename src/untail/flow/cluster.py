@@ -49,14 +49,15 @@ def connect(
     kind: Kind = "local", address: str | None = None, devices: int | None = None, lease_s: float = LEASE_S
 ) -> Iterator[Cluster]:
     """The cluster, closed in the end. `address` is Ray's; `devices`, how many are wanted (unset: all)."""
-    cluster = _make(kind, address, devices, lease_s)
+    cluster = make_cluster(kind, address, devices, lease_s)
     try:
         yield cluster
     finally:
         cluster.close()
 
 
-def _make(kind: Kind, address: str | None, devices: int | None, lease_s: float) -> Cluster:
+def make_cluster(kind: Kind, address: str | None, devices: int | None, lease_s: float) -> Cluster:
+    """The same, for who closes it himself."""
     if kind == "local":
         from untail.flow.local import LocalCluster
 

@@ -1,7 +1,7 @@
 """Tensors that one worker publishes and others fetch: weights on their way from the learner to the engines.
 
     publish(link, "policy", 7, tensors)                    # in the learner
-    version, tensors = fetch(link, "policy")               # in an engine: the newest, whole
+    version, tensors, numbers = fetch(link, "policy")      # in an engine: the newest, whole
 
 Invariant: a version is there whole or not at all. The publisher writes it aside (shared memory here, Ray's object
 store across hosts), and tells the hub of it in one message with its checksum; who dies before that has published
@@ -29,13 +29,16 @@ class Record:
 
     parcel: Any
     checksum: str
+    numbers: dict[str, Any]
 
 
-def publish(link: Link, name: str, version: int, tensors: Mapping[str, Tensor]) -> None:
-    """Returns once everybody can fetch it."""
+def publish(
+    link: Link, name: str, version: int, tensors: Mapping[str, Tensor], numbers: dict[str, Any] | None = None
+) -> None:
+    """Returns once everybody can fetch it. `numbers` are whatever goes with the tensors."""
     parcel = link.carrier.pack(dict(tensors))
     try:
-        gone = link.ask("record", "publish", name, version, Record(parcel, checksum(tensors))).result()
+        gone = link.ask("record", "publish", name, version, Record(parcel, checksum(tensors), numbers or {})).result()
     except WeightsError:
         link.carrier.drop(parcel)
         raise
@@ -43,7 +46,7 @@ def publish(link: Link, name: str, version: int, tensors: Mapping[str, Tensor]) 
         link.carrier.drop(record.parcel)
 
 
-def fetch(link: Link, name: str) -> tuple[int, dict[str, Tensor]]:
+def fetch(link: Link, name: str) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
     """The newest version. Raises if there is none, or if it is damaged."""
     for _ in range(TRIES):
         found = link.ask("record", "latest", name).result()
@@ -55,7 +58,7 @@ def fetch(link: Link, name: str) -> tuple[int, dict[str, Tensor]]:
         except FileNotFoundError:  # two newer ones came meanwhile
             continue
         refuse_damaged(name, version, tensors, record.checksum)
-        return version, tensors
+        return version, tensors, record.numbers
     raise WeightsError(f"{name!r} is published faster than it can be read ({TRIES} tries); publish less often")
 
 

@@ -12,11 +12,13 @@ whole in itself: what runs when it closes is deferred or cancelled, and resumed 
 | step | a step begins | version (of the weights), carried (tokens of what was deferred), parked (ids, if any are) |
 | admit | a group is planned | group, prompt, size, keep, budget, predicted, source, text (the prompt's begin), anyway |
 | start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
-| segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut) |
+| segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut, lost: its engine is gone) |
 | resume     | it gets a slot again                 | id, engine, slot, lane, tokens |
 | park       | its turn is over: it leaves its slot and waits for its environment | id, tokens, turn |
 | reply      | its environment has replied          | id, tokens, reply (tokens), turn, seconds (parked) |
 | move       | it goes to another engine            | id, source, engine, tokens |
+| lost       | an engine is gone                    | engine, members (that it had), error |
+| back       | an engine takes members again        | engine |
 | fork       | a copy came into being at a boundary | id, parent, group, tokens (shared), temperature, engine |
 | stop       | a watcher or its group ended it      | id, group, tokens, made, reason, segments, audited |
 | cancel     | it is not waited for any longer      | id, group, tokens, made, why (step, group), audited |

@@ -59,8 +59,10 @@ class Controller:
         self._moves_every = min((place.every for place in mechanisms.places), default=math.inf)
         self._next_moves = math.inf
 
-    async def roll_out(self, step: int, emit: Emit) -> list[Group]:
-        """The groups that step `step` is to train, from weights of version step - 1. `emit` hears every event."""
+    async def roll_out(self, step: int, emit: Emit, version: int | None = None) -> list[Group]:
+        """The groups that step `step` is to train. `emit` hears every event. `version` is that of the engines' weights
+        now: step - 1, unless rollouts run ahead of updates."""
+        self.stage.pool.version = step - 1 if version is None else version
         self._begin(step, emit)
         if not self._closes():
             self._new_round()
@@ -77,6 +79,30 @@ class Controller:
             for group in pool.live.values()
         ]
         return [*live, *pool.ready]
+
+    async def lend(self, engine: int) -> None:
+        """Somebody else needs its device: whoever runs there goes on elsewhere. Post: it runs nobody, and gets nobody
+        until it is back."""
+        stage = self.stage
+        stage.fleet.lose(engine)
+        there = [member for member in stage.members.values() if member.engine == engine]
+        for member in there:
+            if member.slot is None:
+                stage.fleet.forget(member, at_boundary=True)
+        stage.fleet.cut(member for member in there if member.state is State.RUNNING)
+        while any(member.engine == engine for member in stage.busy):
+            await asyncio.sleep(0.002)
+
+    def engine_is_back(self, engine: int) -> None:
+        """It was lost, or lent, and takes members again."""
+        self.stage.fleet.slots.open(engine)
+        self.stage.record("back", engine=engine)
+        self.stage.inbox.put_nowait(None)
+
+    def give_up(self, error: Exception) -> None:
+        """No engine is left, and none will come back."""
+        self.stage.fatal = error
+        self.stage.inbox.put_nowait(None)
 
     async def close(self) -> None:
         """Let go of everything, wherever it is."""
@@ -193,6 +219,8 @@ class Controller:
         items = [await stage.inbox.get()]
         while not stage.inbox.empty():
             items.append(stage.inbox.get_nowait())
+        if stage.fatal is not None:
+            raise stage.fatal
         stage.view.kv_used = stage.meter.kv_used()
         for item in items:
             if item is not None and item[0] in stage.members:

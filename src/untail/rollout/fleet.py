@@ -116,6 +116,21 @@ class Fleet:
                 pump.release()
             self._spawn(pump.done())
 
+    def lose(self, engine: int) -> bool:
+        """Its engine is gone: nobody is placed there. False if that was known."""
+        was_open = self.slots.is_open(engine)
+        self.slots.close(engine)
+        return was_open
+
+    def drop(self, member: Member) -> None:
+        """Its sequence went with its engine; it starts anew with what it has, wherever it gets a slot."""
+        if member.slot is not None:
+            self.slots.leave(member)
+        member.engine = None
+        pump = self._pumps.pop(member.id, None)
+        if pump is not None:
+            self._spawn(self._put_out(pump))
+
     async def close(self) -> None:
         await asyncio.gather(*(pump.close() for pump in self._pumps.values()))
         await asyncio.gather(*self._leaving, return_exceptions=True)
@@ -131,6 +146,10 @@ class Fleet:
         except Exception as error:  # waited for, they would never come to their boundary
             for pump in pumps:
                 pump.fail(error)
+
+    async def _put_out(self, pump: Pump) -> None:
+        with suppress(Exception):  # there is no engine to tell
+            await pump.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -13,6 +13,7 @@ from untail.types import Group
 class Pool:
     def __init__(self, max_staleness: int):
         self.max_staleness = max_staleness
+        self.version = 0  # of the engines' weights when the step began: whoever runs has no older tokens of this step
         self.live: dict[str, LiveGroup] = {}
         self.ready: list[Group] = []
         self.ghosts: dict[str, Member] = {}
@@ -39,7 +40,7 @@ class Pool:
         return any(self._is_overdue(group, step) for group in self.live.values())
 
     def _is_overdue(self, group: LiveGroup, step: int) -> bool:
-        oldest = _oldest_version(group, step)
+        oldest = _oldest_version(group, self.version)
         return oldest is not None and step - oldest > self.max_staleness
 
     def take_batch(self, step: int, wanted: int | None) -> list[Group]:
@@ -58,9 +59,10 @@ class Pool:
         return waiting + whole + sum(ghost.length - ghost.ghost_begin for ghost in self.ghosts.values())
 
 
-def _oldest_version(group: LiveGroup, step: int) -> int | None:
-    """Whoever runs has tokens, if only its engine has seen them yet: of this step's weights at the latest."""
+def _oldest_version(group: LiveGroup, version: int) -> int | None:
+    """Whoever runs has tokens, if only its engine has seen them yet: of the version that the step began with, or
+    newer."""
     oldest = group.oldest_version
     if oldest is not None:
         return oldest
-    return step - 1 if any(member.state is State.RUNNING for member in group.members) else None
+    return version if any(member.state is State.RUNNING for member in group.members) else None

@@ -15,18 +15,29 @@ class Slots:
         self.total = engines * each
         self._free = [list(range(each)) for _ in range(engines)]
         self._lanes: Counter[str] = Counter()
+        self._closed: set[int] = set()  # engines that take nobody now
         self._lane_of: dict[tuple[int, int], str] = {}  # by slot: a member's route may change while it holds one
 
     @property
     def free(self) -> int:
-        return sum(map(len, self._free))
+        return sum(len(slots) for engine, slots in enumerate(self._free) if engine not in self._closed)
 
     def free_engines(self) -> list[int]:
         """Those with a free slot, the emptiest first."""
-        return sorted((e for e, slots in enumerate(self._free) if slots), key=lambda e: -len(self._free[e]))
+        return sorted((e for e in range(len(self._free)) if self.has_free(e)), key=lambda e: -len(self._free[e]))
 
     def has_free(self, engine: int) -> bool:
-        return bool(self._free[engine])
+        return bool(self._free[engine]) and engine not in self._closed
+
+    def close(self, engine: int) -> None:
+        """Nobody gets a slot there any more; who has one keeps it."""
+        self._closed.add(engine)
+
+    def open(self, engine: int) -> None:
+        self._closed.discard(engine)
+
+    def is_open(self, engine: int) -> bool:
+        return engine not in self._closed
 
     def admits(self, route: Route) -> bool:
         return self._lanes[route.lane] < math.ceil(route.share * self.total)

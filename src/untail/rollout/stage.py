@@ -77,6 +77,7 @@ class Stage:
         self.serial = 0  # members admitted so far
         self.closing = False  # the step takes no more decisions
         self.failure: Exception | None = None  # the first of the step
+        self.fatal: Exception | None = None  # nothing can go on
         self.view = LiveView(self)
         self.emit: Emit = lambda event: None
 

@@ -52,7 +52,7 @@ def test_a_publisher_killed_in_the_middle_leaves_a_whole_version(cluster, when):
     group[0].kill()
     seen = reading.wait(SOON)
     assert seen == sorted(seen)
-    version, tensors = fetch(cluster.link, "policy")
+    version, tensors, _ = fetch(cluster.link, "policy")
     assert version >= seen[-1]
     assert all((tensor == version).all() for tensor in tensors.values())
     group[0].revive()
@@ -92,6 +92,6 @@ def test_on_ray_it_outlives_its_publisher_and_is_whole():
         seen = group[1].look(10).wait(SOON)
         assert seen == sorted(seen)
         group[0].kill()
-        version, tensors = fetch(cluster.link, "policy")
+        version, tensors, _ = fetch(cluster.link, "policy")
         assert all((tensor == version).all() for tensor in tensors.values())
         assert group[1].look(1).wait(SOON) == [version]

@@ -1,0 +1,27 @@
+"""The way to run a recipe's roles: by its `flow` section."""
+
+from untail.config import Recipe
+from untail.engine.models.load import LoadedModel
+from untail.flow.cluster import make_cluster
+from untail.flow.placement import refuse_what_cannot_be
+from untail.flow.role_base import Roles, Tables
+from untail.flow.roles import LocalRoles
+from untail.types import Prompt
+
+
+def make_roles(
+    recipe: Recipe, model: LoadedModel, rewards: Tables, prompts: list[Prompt], partials: Tables | None = None
+) -> Roles:
+    """All that can be wrong with the recipe's roles is said here; what they need is there when this returns."""
+    refuse_what_cannot_be(recipe)
+    flow = recipe.flow
+    if flow.mode == "local":
+        return LocalRoles(recipe, model, rewards, prompts, partials)
+    from untail.flow.worker_roles import WorkerRoles
+
+    cluster = make_cluster(flow.backend, flow.address, flow.devices, flow.lease_s)
+    try:
+        return WorkerRoles(recipe, model, rewards, prompts, cluster, partials)
+    except BaseException:
+        cluster.close()
+        raise
