@@ -18,7 +18,11 @@ PauseMode = Literal["keep", "wait", "abort"]
 
 class EngineLost(Exception):
     """The engine behind a backend is gone, and with it what it had not told yet. Its sequences can go on elsewhere,
-    from what they have told."""
+    from what they have told. `engine` is its number, where it has one."""
+
+    def __init__(self, why: str, engine: int | None = None):
+        super().__init__(why)
+        self.engine = engine
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from untail.backends.base import Load
@@ -64,7 +65,7 @@ class Seat:
         self._latency = latency
         self._busy_s = 0.0
         self._tickets: dict[str, int] = {}  # by name: a sequence may be followed by another of the same name
-        self._next_ticket = 1
+        self._numbers = count(time.time_ns())  # no other seat, here or in a process that is gone, has given them
 
     def turn(self, orders: list[Order], stepping: bool, is_over: Callable[[Turn], bool] = lambda turn: True) -> Turn:
         """Apply the orders; then step until `is_over`, if there is anything to compute."""
@@ -162,8 +163,7 @@ class Seat:
     # -----------------------------------------------------------------------------------------------------------
 
     def _ticket(self, name: str) -> int:
-        self._tickets[name] = ticket = self._next_ticket
-        self._next_ticket += 1
+        self._tickets[name] = ticket = next(self._numbers)
         return ticket
 
     def _step(self, turn: Turn) -> None:

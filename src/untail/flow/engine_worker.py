@@ -20,7 +20,6 @@ from untail.config import Recipe
 from untail.engine.models.load import load_model
 from untail.engine.runner import Runner
 from untail.engine.weights import Source
-from untail.errors import WeightsError
 from untail.flow.build import build_engine
 from untail.flow.failures import WorkerLost
 from untail.flow.link import Link
@@ -44,7 +43,9 @@ class About:
     load: Load
     longest: int
     vocab: int
+    drafts: bool
     wants_past: bool
+    one_step: bool  # a turn is never longer
 
 
 class WorkerSeat(Seat):
@@ -54,9 +55,7 @@ class WorkerSeat(Seat):
 
     def load_weights(self, turn: Turn, source: Source | Published, version: int) -> None:
         if isinstance(source, Published):
-            found, source, _ = fetch(self._link, POLICY)
-            if found != version:
-                raise WeightsError(f"version {version} of the weights is asked for, but {found} is what was published")
+            source = fetch(self._link, POLICY, version)[1].tensors
         super().load_weights(turn, source, version)
 
 
@@ -70,7 +69,8 @@ class EngineWorker(Worker):
 
     def about(self) -> About:
         limits, drafts = self.engine.limits, self.speculator
-        return About(self.seat.load(), limits.longest, limits.vocab, drafts is not None and drafts.wants_past)
+        wants_past = drafts is not None and drafts.wants_past
+        return About(self.seat.load(), limits.longest, limits.vocab, drafts is not None, wants_past, self._one_step)
 
     def turn(self, orders: list[Order], stepping: bool) -> Turn:
         self._hurry.clear()
@@ -110,15 +110,16 @@ class EngineWorker(Worker):
 class FarSeat:
     """A worker's seat. Once its worker is lost it takes no more turns, until it is `back`."""
 
-    def __init__(self, worker: OneWorker, is_lost: Callable[[], None]):
+    def __init__(self, worker: OneWorker, about: About, is_lost: Callable[[], None]):
         """`is_lost` hears of it once."""
         self.worker = worker
+        self._about = about
         self._is_lost = is_lost
-        self._runs = False
+        self._may_hurry = False
         self._lost = False
 
     async def turn(self, orders: list[Order], stepping: bool) -> Turn:
-        self._runs = True
+        self._may_hurry = not self._about.one_step
         try:
             turn: Turn = await self.worker.turn(orders, stepping)
             return turn
@@ -128,14 +129,16 @@ class FarSeat:
                 self._is_lost()
             raise EngineLost(str(error)) from error
         finally:
-            self._runs = False
+            self._may_hurry = False
 
     def hurry(self) -> None:
-        if self._runs:
+        if self._may_hurry:
+            self._may_hurry = False
             self.worker.hurry()
 
     def idle(self) -> None:
-        self.worker.idle()
+        if self._about.drafts:
+            self.worker.idle()
 
     def back(self) -> None:
         self._lost = False

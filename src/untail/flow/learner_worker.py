@@ -4,6 +4,7 @@ Invariant: after `update` the weights of that version are published, and with th
 a learner that dies costs nothing but the update it was at, which is made again from the same batch and the same state.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from untail.config import Recipe
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import load_model
 from untail.engine.models.names import split_out
+from untail.errors import UserError, WeightsError
 from untail.flow.build import build_trainer
 from untail.flow.engine_worker import POLICY
-from untail.flow.weights import fetch, publish
+from untail.flow.weights import Tensors, fetch, publish
 from untail.flow.worker import Worker
 from untail.types import Batch
 
@@ -35,21 +37,20 @@ class LearnerWorker(Worker):
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch, and publish what came of it under the step's number."""
         figures = self.trainer.update(batch)
-        self.publish(batch.step)
+        self._publish(batch.step, figures)
         return figures
 
-    def publish(self, version: int) -> None:
-        if self._keeps_state:
-            tensors, numbers = self.trainer.state_dict()
-            publish(self._link, STATE, version, tensors, numbers)
-        publish(self._link, POLICY, version, dict(split_out(self.model.decoder)))
-
-    def recover(self, version: int) -> None:
-        """Be as the learner was that published `version`; 0 is how everybody begins."""
+    def recover(self, version: int) -> dict[str, float] | None:
+        """Be as the learner was that published `version`; 0 is how everybody begins. If it had published the next one
+        already when it was lost, be as it was then: the figures of that update come back."""
+        for wanted in (version + 1, version):
+            with suppress(WeightsError):
+                _, found = fetch(self._link, STATE, wanted)
+                self.trainer.load_state_dict(dict(found.tensors), found.numbers["trainer"])
+                return found.numbers["figures"] if wanted > version else None
         if version:
-            found, tensors, numbers = fetch(self._link, STATE)
-            assert found == version
-            self.trainer.load_state_dict(tensors, numbers)
+            raise UserError(f"the learner's state after step {version} is nowhere; go on from a checkpoint: --resume")
+        return None
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return self.trainer.state_dict()
@@ -57,7 +58,14 @@ class LearnerWorker(Worker):
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any], version: int) -> None:
         self.trainer.load_state_dict(tensors, numbers)
         if version:
-            self.publish(version)
+            self._publish(version, {})
 
     def export(self, folder: Path) -> None:
         save_folder(self.model.decoder, self.model.tokenizer, folder)
+
+    def _publish(self, version: int, figures: dict[str, float]) -> None:
+        named = {POLICY: Tensors(dict(split_out(self.model.decoder)))}
+        if self._keeps_state:
+            tensors, numbers = self.trainer.state_dict()
+            named[STATE] = Tensors(tensors, {"trainer": numbers, "figures": figures})
+        publish(self._link, version, named)

@@ -59,6 +59,7 @@ class WorkerRoles(Roles):
         self._memories: dict[int, dict[str, Any]] = {}
         lead = lead_of(recipe)
         self._ahead = Ahead(self.roll_out_from, self._rolled_out, lead, recipe.steps) if lead else None
+        self._learners_lost = 0  # in this step
         self._step = 0  # the last one whose rollout was asked for
 
     def _refuse(self, recipe: Recipe) -> None:
@@ -87,7 +88,8 @@ class WorkerRoles(Roles):
         self.workers: list[OneWorker] = [worker for group in groups for worker in group]
         abouts = [about for group in groups for about in group.about().wait()]
         self.longest, self.vocab, self.wants_past = abouts[0].longest, abouts[0].vocab, abouts[0].wants_past
-        self.seats = [FarSeat(worker, partial(self._is_lost, n)) for n, worker in enumerate(self.workers)]
+        there = list(zip(self.workers, abouts, strict=True))
+        self.seats = [FarSeat(worker, about, partial(self._is_lost, n)) for n, (worker, about) in enumerate(there)]
         clock = lambda: StepClock() if self.recipe.deterministic else None
         self._seated = [
             SeatedBackend(seat, about.load, clock()) for seat, about in zip(self.seats, abouts, strict=True)
@@ -217,26 +219,40 @@ class WorkerRoles(Roles):
     # ---- the learner ------------------------------------------------------------------------------------------
 
     async def update(self, batch: Batch) -> dict[str, float]:
+        if self._ahead is None:
+            await self._pause()  # nothing runs, but time must stand still where it is ours
+        if not self.learner[0].is_alive:  # between two steps
+            self._learners_lost = 1
+            await self._replace_learner(batch.version)
         async with self._learners_turn():
             figures = await self._learn(batch)
         await self._bring_weights(batch.step)
         return figures
 
+    async def _pause(self) -> None:
+        for backend in self._seated:
+            with suppress(EngineLost):
+                await backend.pause("keep")
+
     async def _learn(self, batch: Batch) -> dict[str, float]:
         """If the learner is lost, another makes the same update from the same state."""
-        for losses in range(MOST_LOSSES + 1):
+        figures: dict[str, float] | None = None
+        while figures is None:
             try:
-                figures: dict[str, float] = await self.learner[0].update(batch)
-                return figures | ({"learners_lost": losses} if losses else {})
-            except WorkerLost as error:
-                if not self.recipe.flow.recover or losses == MOST_LOSSES:
+                figures = await self.learner[0].update(batch)
+            except WorkerLost:
+                self._learners_lost += 1
+                if not self.recipe.flow.recover or self._learners_lost > MOST_LOSSES:
                     raise
-                await self._replace_learner(error, batch.version)
-        raise AssertionError
+                figures = await self._replace_learner(batch.version)
+        lost, self._learners_lost = self._learners_lost, 0
+        return figures | ({"learners_lost": lost} if lost else {})
 
-    async def _replace_learner(self, error: WorkerLost, version: int) -> None:
+    async def _replace_learner(self, version: int) -> dict[str, float] | None:
+        """The figures of the next update, if that was made already."""
         await asyncio.to_thread(self.learner[0].revive)
-        await self.learner[0].recover(version)
+        figures: dict[str, float] | None = await self.learner[0].recover(version)
+        return figures
 
     async def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, numbers = await self.learner[0].state_dict()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from untail.backends.base import Backend
+from untail.backends.base import Backend, EngineLost
 from untail.rollout.live import Member, State
 from untail.rollout.pump import Pump
 from untail.rollout.slots import Slots
@@ -68,7 +68,7 @@ class Fleet:
             turn_begin=trajectory.turn_begin,
             past=self.past(trajectory.prompt) if self.past else (),
         )
-        self._pumps[member.id] = Pump(backend, spec, partial(self._put, member.id), self.hold)
+        self._pumps[member.id] = Pump(backend, spec, partial(self._tell, member.id, engine), self.hold)
 
     def fork(self, parent: Member, children: Sequence[Member]) -> None:
         """The children share the parent's keys and values, if it has any and its engine can; else each starts with its
@@ -79,7 +79,7 @@ class Fleet:
         trajectories = [child.trajectory for child in children]
         streams, temperatures = [t.stream for t in trajectories], [t.temperature or 1.0 for t in trajectories]
         for child, name in zip(children, pump.fork(streams, temperatures), strict=True):
-            self._pumps[child.id] = Pump(pump.backend, name, partial(self._put, child.id), self.hold)
+            self._pumps[child.id] = Pump(pump.backend, name, partial(self._tell, child.id, parent.engine), self.hold)
 
     def go_on(self, member: Member, stride: int) -> None:
         """In the slot that it has. Pre: at a boundary."""
@@ -146,6 +146,10 @@ class Fleet:
         except Exception as error:  # waited for, they would never come to their boundary
             for pump in pumps:
                 pump.fail(error)
+
+    def _tell(self, name: str, engine: int | None, item: Chunk | Exception) -> None:
+        """A loss says which engine it was: its member may be on another when that is heard."""
+        self._put(name, EngineLost(str(item), engine) if isinstance(item, EngineLost) else item)
 
     async def _put_out(self, pump: Pump) -> None:
         with suppress(Exception):  # there is no engine to tell

@@ -20,8 +20,11 @@ class Losses:
         self._leave = leave
 
     def hear(self, member: Member, error: EngineLost) -> None:
-        if member.engine is not None and self.stage.fleet.lose(member.engine):
-            self._let_rest_elsewhere(member.engine, error)
+        engine = error.engine
+        if engine is None or engine != member.engine:
+            return  # it has been said before: the member is on its way elsewhere
+        if self.stage.fleet.lose(engine):
+            self._let_rest_elsewhere(engine, error)
         if member.state is State.RUNNING:
             self._go_on_elsewhere(member)
         else:
