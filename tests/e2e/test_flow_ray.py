@@ -24,6 +24,7 @@ def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
     """Four devices on two nodes: three engines and the learner. In step 1 an engine is killed in mid-group, in step 2
     the node is lost that is not the driver's, and before step 4 the learner is killed."""
     with ray_nodes(2, cpus=2) as nodes:
+        away = []
 
         async def interfere(roles, step):
             async def kill(engine):
@@ -31,8 +32,10 @@ def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
                 await asyncio.to_thread(roles.workers[engine].kill)
 
             async def lose_node():
-                await someone_runs(roles, 2, tokens=8)
-                gone = roles.cluster.seats[2].node
+                head, seats = nodes.head_node.node_id, roles.cluster.seats
+                away.append(next(engine for engine in roles.placement.alone if seats[engine].node != head))
+                await someone_runs(roles, away[0], tokens=8)
+                gone = seats[away[0]].node
                 node = next(node for node in nodes.worker_nodes if node.node_id == gone)
                 await asyncio.to_thread(nodes.remove_node, node, allow_graceful=False)
 
@@ -49,7 +52,7 @@ def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
     assert outcome.engines == 3
     lost = [event["engine"] for event in outcome.all("lost")]
     assert lost[0] == 0
-    assert 2 in lost
+    assert away[0] in lost
     hit = {event["id"] for event in outcome.all("segment") if event["why"] == "lost"}
     assert hit <= {event["id"] for event in outcome.all("resume")}
     assert sum(row["learn"].get("learners_lost", 0) for row in outcome.metrics) >= 1

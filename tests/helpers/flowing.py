@@ -96,6 +96,11 @@ async def someone_runs(roles: Any, engine: int, tokens: int = 1) -> None:
         await asyncio.sleep(0.001)
 
 
+async def engine_is_there(roles: Any, engine: int) -> None:
+    while not roles.controller.stage.fleet.slots.is_open(engine):
+        await asyncio.sleep(0.001)
+
+
 def check_books(outcome: Outcome) -> None:
     """Nothing that was finished is lost, nothing is trained twice, every token is accounted for."""
     assert {row["accounts"]["unaccounted"] for row in outcome.metrics} == {0}

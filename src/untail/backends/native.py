@@ -211,7 +211,7 @@ class SeatedBackend:
             await self._nothing_runs.wait()
         except asyncio.CancelledError:
             if self._broken is None:
-                self._submit(Control(Order("admit_new", (True,)), asyncio.get_running_loop().create_future()))
+                self._mention(Order("admit_new", (True,)))
             raise
 
     async def _control(
@@ -224,6 +224,12 @@ class SeatedBackend:
         control = Control(order, asyncio.get_running_loop().create_future(), landed, undo)
         self._submit(control)
         return await control.done
+
+    def _mention(self, order: Order) -> None:
+        """Nobody waits for what comes of it."""
+        done = asyncio.get_running_loop().create_future()
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._submit(Control(order, done))
 
     def _submit(self, control: Control) -> None:
         if self._broken is not None:
@@ -242,8 +248,7 @@ class SeatedBackend:
         """Abort a sequence whose owner went away, without waiting; it may have ended by itself meanwhile."""
         self._close(name, stream)
         if self._broken is None:
-            order = Order("forget", (name, stream.ticket))
-            self._submit(Control(order, asyncio.get_running_loop().create_future()))
+            self._mention(Order("forget", (name, stream.ticket)))
 
     def _close(self, name: str, stream: Stream) -> None:
         """The name may belong to a newer sequence by now."""

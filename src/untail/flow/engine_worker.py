@@ -23,6 +23,7 @@ from untail.engine.weights import Source
 from untail.flow.build import build_engine
 from untail.flow.failures import WorkerLost
 from untail.flow.link import Link
+from untail.flow.peer import portable
 from untail.flow.weights import fetch
 from untail.flow.worker import OneWorker, Worker
 from untail.types import Chunk
@@ -80,7 +81,10 @@ class EngineWorker(Worker):
             ends = any(not isinstance(item, Chunk) or item.end is not None for _, item in turn.items)
             return self._one_step or ends or self._hurry.is_set() or time.perf_counter() > until
 
-        return self.seat.turn(orders, stepping, is_over)
+        turn = self.seat.turn(orders, stepping, is_over)
+        turn.outcomes = [(value, error and portable(error)) for value, error in turn.outcomes]
+        turn.items = [(name, portable(item) if isinstance(item, Exception) else item) for name, item in turn.items]
+        return turn
 
     async def hurry(self) -> None:
         self._hurry.set()

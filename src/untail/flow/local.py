@@ -118,7 +118,6 @@ class _Processes:
             made = [self._spawn(self.places[rank]) for rank in ranks]
             all_of(made).result(START_S)
         except BaseException:
-            self._closing = True
             for rank in ranks:
                 self.kill(rank)
             raise
