@@ -67,6 +67,7 @@ class Training:
             threads=torch.get_num_threads(),
             concurrency=recipe.engine.max_seqs * self.roles.engines,
             engines=self.roles.engines,
+            devices=self.roles.devices,
             recipe=recipe.model_dump(mode="json"),
         )
         async with self._saved_if_stopped():
@@ -110,9 +111,8 @@ class Training:
         figures = await self.roles.update(batch)
         self._log("update", step=step, **figures)
         self._log("done", step=step)
-        engines = self.roles.engines
-        events = read_lines(self.run.events.path, begin)
-        metrics = step_metrics(events, self.recipe.engine.max_seqs * engines, engines)
+        events, slots = read_lines(self.run.events.path, begin), self.recipe.engine.max_seqs * self.roles.engines
+        metrics = step_metrics(events, slots, self.roles.devices)
         self.progress.tokens += metrics["tokens"]
         self.run.metrics.write(metrics)
         self.show(metrics)

@@ -46,6 +46,7 @@ async def _run_ahead(recipe, law, steps, update_s, engines, slots, pool, seed) -
         for group in await controller.roll_out(step, lambda event: channel.put(event), version):
             channel.put(group)
         channel.close()
+        return True
 
     ahead, taken = Ahead(roll_out, lambda step: None, lead_of(recipe), steps), Steps()
     try:

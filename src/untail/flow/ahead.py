@@ -12,8 +12,8 @@ from untail.flow.channel import Channel
 from untail.types import Event, Group
 
 Given = Channel[Group | Event]
-RollOut = Callable[[int, Given, int], Awaitable[None]]
-"""Of a step, into a channel, from weights of a version."""
+RollOut = Callable[[int, Given, int], Awaitable[bool]]
+"""Of a step, into a channel, from weights of a version; False if it failed."""
 
 
 class Ahead:
@@ -57,7 +57,8 @@ class Ahead:
             while self._version < step - 1 - self._lead:
                 self._newer.clear()
                 await self._newer.wait()
-            await self._roll_out(step, self._of(step), self._version)
+            if not await self._roll_out(step, self._of(step), self._version):
+                return
             self._is_over(step)
 
     def _of(self, step: int) -> Given:

@@ -81,6 +81,11 @@ class Judge(ABC):
     def engines(self) -> int:
         return len(self.backends)
 
+    @property
+    def devices(self) -> int:
+        """Those of engines and learner."""
+        return len(self.backends)
+
     async def validate(self, step: int, prompts: list[Prompt], temperature: float) -> list[Trajectory]:
         rollout = self.recipe.rollout
         sampling = SamplingParams(
@@ -188,7 +193,9 @@ class Roles(Judge):
         """Events and groups go to the channel, which is closed in the end; a failure goes the same way."""
         await self.roll_out_from(step, channel, step - 1)
 
-    async def roll_out_from(self, step: int, channel: Channel[Group | Event], version: int) -> None:
+    async def roll_out_from(self, step: int, channel: Channel[Group | Event], version: int) -> bool:
+        """From weights of this version; False if it failed."""
+
         def emit(event: Event) -> None:
             channel.put(event)
 
@@ -197,8 +204,9 @@ class Roles(Judge):
                 channel.put(group)
         except Exception as error:
             channel.close(error)
-        else:
-            channel.close()
+            return False
+        channel.close()
+        return True
 
     async def underway(self) -> list[Group]:
         """What the step left for later ones, if the learner trains such things ahead."""

@@ -62,6 +62,10 @@ class WorkerRoles(Roles):
         self._learners_lost = 0  # in this step
         self._step = 0  # the last one whose rollout was asked for
 
+    @property
+    def devices(self) -> int:
+        return len({*self.placement.alone, *self.placement.shared, *self.placement.learner})
+
     def _refuse(self, recipe: Recipe) -> None:
         refuse_what_cannot_be(recipe)
         engines = len(self.placement.alone) + len(self.placement.shared)

@@ -43,18 +43,18 @@ class RunRecord:
 
 def read_run(path: Path) -> RunRecord:
     """`path` is an events.jsonl. A step that is not over is left out of the rows."""
-    record, step, slots, engines = RunRecord(), list[Event](), 0, 1
+    record, step, slots, devices = RunRecord(), list[Event](), 0, 1
     for event in read_events(path):
         record.fates.hear(event)
         match event["e"]:
             case "run":
-                slots, engines = event["concurrency"], event.get("engines", 1)
+                slots, devices = event["concurrency"], event.get("devices", event.get("engines", 1))
             case "validation":
                 record.validations.append(_validation(event, record.rows))
             case "step":
                 step = [event]
             case "done":
-                record.rows.append(step_metrics([*step, event], slots, engines))
+                record.rows.append(step_metrics([*step, event], slots, devices))
             case _:
                 step.append(event)
     return record

@@ -24,8 +24,9 @@ TIMED = ("throughput", "samples_per_s", "ett", "slot_bubble", "tail_share", "dev
 Row = dict[str, Any]
 
 
-def step_metrics(events: list[Event], concurrency: int, engines: int = 1) -> Row:
-    """`events`: those of one step, from `step` to `done`. `concurrency`: the slots of all `engines` together."""
+def step_metrics(events: list[Event], concurrency: int, devices: int = 1) -> Row:
+    """`events`: those of one step, from `step` to `done`. `concurrency`: the slots of all engines together. `devices`:
+    those of engines and learner."""
     step = StepEvents(events)
     update = step.one("update")
     return {
@@ -36,7 +37,7 @@ def step_metrics(events: list[Event], concurrency: int, engines: int = 1) -> Row
         **_slots(step, concurrency),
         **_decisions(step),
         **_turns(step),
-        **_device(step, engines),
+        **_device(step, devices),
         "drafts": {name: with_ratios(counts) for name, counts in step.one("rolled_out").get("drafts", {}).items()},
         "wall_s": step.wall_s,
         "rollout_s": step.rollout_s,
@@ -169,12 +170,12 @@ def _turns(step: StepEvents) -> Row:
     }
 
 
-def _device(step: StepEvents, engines: int) -> Row:
-    """One device per engine; an update keeps one of them busy."""
+def _device(step: StepEvents, devices: int) -> Row:
+    """An engine keeps one busy, and so does an update."""
     load = step.one("rolled_out")
     busy = load["busy_s"] + step.update_s
     return {
-        "device_bubble": max(0.0, 1 - busy / (engines * step.wall_s)) if step.wall_s else 0.0,
+        "device_bubble": max(0.0, 1 - busy / (devices * step.wall_s)) if step.wall_s else 0.0,
         "computed": load["computed"],
         "recomputed": load["recomputed"],
         "preemption": _ratio(load["recomputed"], load["computed"]),
