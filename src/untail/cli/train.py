@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,12 +96,11 @@ async def _run(recipe: Recipe, begin: Callable[["Roles"], "Run"]) -> dict[str, A
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
-    run = begin(roles)
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(roles.close)
+        run = begin(roles)
+        stack.callback(run.close)
         return await _watched(run, roles, data, stop)
-    finally:
-        run.close()
-        await roles.close()
 
 
 async def _watched(run: "Run", roles: "Roles", data: "RunData", stop: asyncio.Event) -> dict[str, Any]:
