@@ -47,8 +47,9 @@ class Outcome:
         return _rows(self.folder / "metrics.jsonl")
 
     @property
-    def losses(self) -> list[float]:
-        return [row["learn"]["loss"] for row in self.metrics]
+    def losses(self) -> list[float | None]:
+        """None where no group taught anything."""
+        return [row["learn"].get("loss") for row in self.metrics]
 
     def all(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["e"] == kind]
