@@ -48,7 +48,7 @@ def read_run(path: Path) -> RunRecord:
         record.fates.hear(event)
         match event["e"]:
             case "run":
-                slots, devices = event["concurrency"], event.get("devices", event.get("engines", 1))
+                slots, devices = event["concurrency"], event.get("devices") or event.get("engines", 1)
             case "validation":
                 record.validations.append(_validation(event, record.rows))
             case "step":
