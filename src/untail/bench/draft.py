@@ -131,7 +131,7 @@ class Contender:
             drafter.before_update()
             for prompt, responses in work.past.items():
                 for response in responses:
-                    drafter.hear_pass(*_passed(self.engine.decoder, prompt, response))
+                    drafter.hear_pass(*passed_over(self.engine.decoder, prompt, response))
             drafter.after_update()
 
     def seconds(self, work: Work, first_stream: int) -> float:
@@ -164,7 +164,7 @@ class OnePassed:
 
 
 @torch.inference_mode()
-def _passed(decoder: Decoder, prompt: tuple[int, ...], response: tuple[int, ...]) -> tuple[OnePassed, Tensor]:
+def passed_over(decoder: Decoder, prompt: tuple[int, ...], response: tuple[int, ...]) -> tuple[OnePassed, Tensor]:
     ids_T = torch.tensor([*prompt, *response])
     positions_T = torch.arange(len(ids_T))
     hidden_TD = decoder(ids_T, positions_T, VarlenAttention([len(ids_T)]))
