@@ -448,6 +448,29 @@ def test_without_deferral_a_bound_of_zero_holds_nothing_up():
     assert step.seconds == 3
 
 
+@pytest.mark.parametrize("compacts", [True, False])
+def test_what_is_overdue_may_run_alone(compacts):
+    """Step 2 has its batch soon, and waits for group 0: the others leave their slots, and go on in step 4; what step 3
+    trains is there when it begins."""
+
+    def others(overdue: str) -> tuple[int, set[str]]:
+        """Tokens that the others have when step 2 closes, and who of them goes on later."""
+        tables = {"defer": {"overdue": overdue}} | ({"compaction": {}} if compacts else {})
+        rig = Rig(
+            lengths((30, 30), (2, 2), (4, 4), default=25), tables, strides(4), prompts=1, slots=4, max_staleness=1
+        )
+        one, two, _, four = rig.run(4)
+        assert (one.groups("train"), two.groups("train")) == (["1"], ["0"])
+        tokens = {two.label(event["id"]): event.get("tokens", 0) for event in two.events if "id" in event}
+        others = {label for label in tokens if not label.startswith(("0/", "2/"))}
+        return sum(tokens[label] for label in others), others & set(four.who("resume"))
+
+    alone, goes_on = others("alone")
+    beside, _ = others("first")
+    assert alone < beside
+    assert goes_on or not compacts
+
+
 def test_overdue_groups_go_first():
     """Group 0 was admitted before group 1, but begun after it: in step 3 group 1 is overdue, and goes first."""
 
