@@ -95,7 +95,7 @@ class Speculator:
         self._step.draft_s = time.perf_counter() - began
         return drafts
 
-    def verified(self, results: list[Verified], seconds: float, only_decoded: bool) -> None:
+    def verified(self, results: list[Verified], seconds: float, mostly_decoded: bool) -> None:
         step = self._step
         for result in results:
             own = step.arm.drafter if result.sequence.id in step.drafted else None
@@ -104,7 +104,7 @@ class Speculator:
             for name in self.drafters:
                 told = (result.drafted, result.accepted) if name == own else (0, 0)
                 self._tell(name, "hear", result.sequence, result.tokens, *told)
-        if only_decoded and results and step.scene.batch:
+        if mostly_decoded and results and step.scene.batch:
             emitted, drafted, accepted = (
                 sum(column) for column in zip(*((len(r.tokens), r.drafted, r.accepted) for r in results), strict=True)
             )

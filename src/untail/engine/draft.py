@@ -66,8 +66,8 @@ class Speculation(Protocol):
         """One for each, none longer than asked for. Pre: a subset of the last `depths`, in the same order."""
         ...
 
-    def verified(self, results: list[Verified], seconds: float, only_decoded: bool) -> None:
-        """What became of it. `only_decoded`: nothing was filled in, so that the seconds are those of the drafts."""
+    def verified(self, results: list[Verified], seconds: float, mostly_decoded: bool) -> None:
+        """What became of it. `mostly_decoded`: so little was filled in that the seconds tell of the drafts."""
         ...
 
     def unverified(self, sequence: Sequence) -> Draft | None:

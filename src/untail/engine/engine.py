@@ -129,8 +129,8 @@ class Engine:
         self.counts.steps += 1
         delivered, ends, verified = self._deliver(result)
         if self.speculation is not None:
-            only_decoded = all(work.size == 1 for work in plan.work)
-            self.speculation.verified(verified, time.perf_counter() - began, only_decoded)
+            filled_in = sum(work.size - 1 for work in plan.work)
+            self.speculation.verified(verified, time.perf_counter() - began, filled_in <= len(plan.work))
         for sequence, end in ends:
             self._close(sequence, end)
             delivered.append((sequence.id, sequence.emit()))

@@ -3,7 +3,7 @@
 Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out;
 its reward is the pull's tokens per second. The best arm is the one with the highest median of its last pulls.
 
-Invariant: every arm is pulled once before the median counts, unless a shallower one of its drafter was hopeless. Now
+Invariant: every arm is pulled twice before the median counts, unless its drafter was hopeless at a smaller depth. Now
 and then one is pulled again, ever more seldom: the nearer it came to the best, the more often, for what is far behind
 costs most to try and has least to gain. A context that is new takes over what one with the same batch size
 knows, if there is one: acceptance and length change slowly, and nothing has to be tried again for them. The arm without
@@ -12,7 +12,7 @@ drafts is always offered.
 
 from dataclasses import dataclass
 from random import Random
-from statistics import median
+from statistics import median_high
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -23,6 +23,7 @@ from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Scene
 LENGTHS = (1024, 4096, 16384)  # of the context in tokens: where the buckets end
 ACCEPTANCES = (0.3, 0.6)
 HOPELESS = 0.5  # of the best median: deeper arms of a drafter that stays below are not tried for a start
+TRIES = 2  # pulls of an arm before it is judged
 TIE = 0.05  # of the best median: who is behind by less is as good as the best, when it comes to trying
 Chance = Annotated[float, Field(ge=0, le=1)]
 
@@ -60,7 +61,7 @@ class Bandit(Chooser):
     class Config(Strict):
         depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (2, 4, 8)  # drafts per sequence
         hold: PositiveInt = 8  # steps of a pull
-        trial: PositiveInt = 8  # sequences' steps of a pull that tries an arm, and two steps at least
+        trial: PositiveInt = 4  # sequences' steps of a pull that tries an arm, and two steps at least
         window: PositiveInt = 300  # pulls in a context after which one counts no more, if its arm had another since
         explore: Chance = 0.1  # share of pulls that try another arm, at first
         explore_last: Chance = 0.02  # the same in the end
@@ -114,14 +115,15 @@ class Bandit(Chooser):
         known, arms = self._rewards[context], self._offered(batch)
         medians = {arm: _median(known[arm]) for arm in arms if arm in known}
         trial = max(2, self.config.trial // batch)
-        untried = next((arm for arm in arms if arm not in medians and not _is_hopeless(arm, medians)), None)
-        if untried is not None:
-            return Pull(context, untried, trial)
+        hopeless = {arm for arm in arms if _is_hopeless(arm, known)}
+        untried = [arm for arm in arms if len(known.get(arm, ())) < TRIES and arm not in hopeless]
+        if untried:
+            return Pull(context, min(untried, key=lambda arm: (arm.depth, len(known.get(arm, ())))), trial)
         count = self._pulls[context] = self._pulls.get(context, 0) + 1
         best = max(medians, key=lambda arm: medians[arm])
         if len(arms) > 1 and self._random.random() < self._explores(count):
             other = self._another([arm for arm in arms if arm != best], medians)
-            return Pull(context, other, 2 if _is_hopeless(other, medians) else trial)
+            return Pull(context, other, 2 if other in hopeless else trial)
         return Pull(context, best, self.config.hold)
 
     def _another(self, arms: list[Arm], medians: dict[Arm, float]) -> Arm:
@@ -145,22 +147,24 @@ class Bandit(Chooser):
         return [OFF, *(Arm(drafter, depth) for drafter in self.drafters for depth in fits)]
 
     def _borrowed(self, context: Context) -> Rewards:
-        """Of the context that is most like it, each arm's median as one pull: its own soon outvote it."""
+        """Of the context that is most like it, each arm's median as its first pulls: its own soon outvote them."""
         alike = [other for other in self._rewards if other.batch == context.batch]
         if not alike:
             return {}
         far = lambda other: abs(other.length - context.length) + abs(other.acceptance - context.acceptance)
-        return {arm: [(0, _median(kept))] for arm, kept in self._rewards[min(alike, key=far)].items()}
+        return {arm: [(0, _median(kept))] * TRIES for arm, kept in self._rewards[min(alike, key=far)].items()}
 
 
 def _median(kept: list[tuple[int, float]]) -> float:
-    return median(reward for _, reward in kept)
+    """The higher one of two: what holds a step up makes it slower, never faster."""
+    return median_high(reward for _, reward in kept)
 
 
-def _is_hopeless(arm: Arm, medians: dict[Arm, float]) -> bool:
-    """Its drafter did badly at every depth that was tried; the smallest, where it costs least, comes first."""
-    its = [value for other, value in medians.items() if other.drafter == arm.drafter]
-    return bool(its) and max(its) < HOPELESS * max(medians.values())
+def _is_hopeless(arm: Arm, known: Rewards) -> bool:
+    """Its drafter did badly at every depth that is known; the smallest, where it costs least, comes first."""
+    judged = {other: _median(kept) for other, kept in known.items() if len(kept) >= TRIES}
+    its = [value for other, value in judged.items() if other.drafter == arm.drafter]
+    return bool(its) and max(its) < HOPELESS * max(judged.values())
 
 
 def _context(scene: Scene) -> Context:

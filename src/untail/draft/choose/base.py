@@ -27,7 +27,7 @@ OFF = Arm(None, 0)
 
 class Chooser:
     """Called from the engine's thread alone: `choose` before a step and `heard` after it, if its seconds are those of
-    decoding; steps that also filled in prompts are not told."""
+    decoding; steps that also filled in many prompts are not told."""
 
     class Config(Strict):
         pass

@@ -91,7 +91,7 @@ class Checked:
                 self.wrong.append((ask.sequence.id, len(ask.sequence.tokens), draft.tokens, plain))
         return drafts
 
-    def verified(self, results, seconds, only_decoded):
+    def verified(self, results, seconds, mostly_decoded):
         self.accepted += sum(result.accepted for result in results)
 
 
