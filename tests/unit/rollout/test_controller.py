@@ -452,9 +452,9 @@ def test_what_is_overdue_may_run_alone():
     """Step 2 has its batch soon, and waits for group 0: the others leave their slots, and go on in step 4; what step 3
     trains is there when it begins."""
 
-    def others(overdue: str) -> tuple[int, set[str]]:
+    def others(sprints: bool) -> tuple[int, set[str]]:
         """Tokens that the others have when step 2 closes, and who of them goes on later."""
-        tables = {"defer": {"overdue": overdue}, "compaction": {}}
+        tables = {"defer": {}, "compaction": {}} | ({"sprint": {"missing": 0}} if sprints else {})
         scripts = lengths((30, 30), (2, 2), (4, 4), default=25)
         rig = Rig(scripts, tables, strides(4), prompts=1, slots=4, max_staleness=1)
         one, two, _, four = rig.run(4)
@@ -463,15 +463,15 @@ def test_what_is_overdue_may_run_alone():
         others = {label for label in tokens if not label.startswith(("0/", "2/"))}
         return sum(tokens[label] for label in others), others & set(four.who("resume"))
 
-    alone, goes_on = others("alone")
-    beside, _ = others("first")
+    alone, goes_on = others(sprints=True)
+    beside, _ = others(sprints=False)
     assert alone < beside
     assert goes_on
 
 
 def test_what_makes_way_comes_to_no_harm_where_no_free_slot_is_filled():
     """Without compaction everybody who is at a boundary waits for the next round."""
-    tables = {"defer": {"overdue": "alone"}, "oversample": {"rate": 0.6, "rest": "defer"}}
+    tables = {"defer": {}, "sprint": {"missing": 0.5}, "oversample": {"rate": 0.6, "rest": "defer"}}
     rig = Rig(by(lambda p, m: 2 + (7 * p + 5 * m) % 23), tables, strides(3), max_staleness=1)
     ages = [step.number - 1 - t.version[0] for step in rig.run(12) for t in step.trained.values()]
     assert max(ages) == 1
