@@ -4,7 +4,7 @@ In a full batch the last groups take as long as all others. Alone, in a small on
 pay. Who makes way keeps its tokens and its KV, and goes on when the sprint is over. What would grow too old for the
 next update (`rollout.max_staleness`) sprints, too, for the step cannot close without it.
 
-Invariant: whoever was chosen stays so until its group is whole, so that nobody makes way twice in a step.
+Invariant: whoever was chosen stays so until its group is whole, so that nobody makes way twice in a sprint.
 """
 
 import math
@@ -24,6 +24,7 @@ class Sprint(Mechanism, Finish):
 
     class Config(Strict):
         missing: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of the batch with which it begins
+        spare: Annotated[int, Field(ge=0)] = 4  # groups that run beside as many as are missing: who knows who is first
 
     config: Config
 
@@ -42,11 +43,10 @@ class Sprint(Mechanism, Finish):
         step, before = self._chosen
         live = {group.id: group for group in view.groups}
         chosen = {name for name in before if name in live} if step == view.step else set()
-        lacking = missing - len(chosen | overdue)
-        if lacking > 0:
+        if len(chosen | overdue) < missing:
             others = [group for name, group in live.items() if name not in chosen | overdue]
             others.sort(key=lambda group: (_to_go(group, view), group.id))
-            chosen |= {group.id for group in others[:lacking]}
+            chosen |= {group.id for group in others[: missing - len(chosen | overdue) + self.config.spare]}
         self._chosen = view.step, frozenset(chosen)
         return chosen | overdue or None
 

@@ -9,8 +9,8 @@ from untail.rollout.points import MECHANISMS
 READY = [whole(make_prompt(n), [1.0] * 8) for n in range(10)]
 
 
-def sprint(missing: float = 0.2):
-    return MECHANISMS.build({"name": "sprint", "missing": missing}, "mechanisms.sprint")
+def sprint(spare: int = 0):
+    return MECHANISMS.build({"name": "sprint", "missing": 0.2, "spare": spare}, "mechanisms.sprint")
 
 
 def nearly_whole(name: str, written: int):
@@ -31,6 +31,11 @@ def test_it_begins_when_little_is_missing():
 def test_those_that_are_soonest_whole_run():
     groups = [nearly_whole("far", 10), nearly_whole("near", 95), make_group(name="new"), nearly_whole("middle", 50)]
     assert sprint().waits_for(FakeView(wanted=10, ready=READY[:8], groups=groups)) == {"near", "middle"}
+
+
+def test_some_more_run_beside_them():
+    groups = [nearly_whole(f"g{n}", 10 * n) for n in range(8)]
+    assert sprint(spare=2).waits_for(FakeView(wanted=10, ready=READY[:9], groups=groups)) == {"g7", "g6", "g5"}
 
 
 def test_what_is_overdue_runs_and_counts():
