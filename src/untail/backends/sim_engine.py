@@ -16,6 +16,7 @@ from itertools import chain
 from itertools import count as counting
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from untail.backends.laws import Law, sim_prompt, turn_stream
@@ -39,6 +40,9 @@ class SimConfig(Strict):
     slots: PositiveInt = 256  # sequences that run at once; the others wait in order
     step_ms_base: PositiveFloat = 5.0  # tau(b) = base + per_seq * b
     step_ms_per_seq: NotNegative = 0.02
+    # (rows, milliseconds) that were measured: between them tau is linear, outside it is the nearest; they win over the
+    # line above.
+    step_points_ms: tuple[tuple[PositiveFloat, PositiveFloat], ...] = ()
     prefill_tokens_per_s: PositiveFloat = 20000.0
     kv_tokens: PositiveInt = 2_000_000  # what the KV pool holds (110 GB at 56 kB a token); siblings share nothing of it
     kv_after_update: Literal["recompute", "keep"] = "recompute"
@@ -53,6 +57,9 @@ class SimConfig(Strict):
         return min(self._rows_s(batch * (g + 1)) * (1 - a) / (1 - a ** (g + 1)) for g in range(deepest + 1))
 
     def _rows_s(self, rows: int) -> float:
+        if self.step_points_ms:
+            batches, times = zip(*sorted(self.step_points_ms), strict=True)
+            return float(np.interp(rows, batches, times)) / 1000
         return (self.step_ms_base + self.step_ms_per_seq * rows) / 1000
 
 
@@ -148,6 +155,7 @@ class SimEngine:
         self.resting: Place = OrderedDict()  # at a boundary, longest there first
         self.busy_s = 0.0
         self.kv = self.computed = self.sampled = self.recomputed = self.preemptions = 0
+        self._taus: dict[int, float] = {}  # of the batches there were
         self._steps = 0  # that are over
         self._begin = 0.0  # when the next step begins, or began
         self._under_way: float | None = None  # how long it lasts, once it has begun: whatever changes now
@@ -289,7 +297,10 @@ class SimEngine:
     # Time: steps and what comes due in them.
 
     def _tau(self) -> float:
-        return self.config.step_seconds(len(self.running))
+        batch = len(self.running)
+        if batch not in self._taus:
+            self._taus[batch] = self.config.step_seconds(batch)
+        return self._taus[batch]
 
     def _this_step(self) -> float:
         return self._tau() if self._under_way is None else self._under_way

@@ -62,8 +62,10 @@ class Controller:
         self._moves_every = min((place.every for place in mechanisms.places), default=math.inf)
         self._next_moves = math.inf
 
-    async def roll_out(self, step: int, emit: Emit) -> list[Group]:
-        """The groups that step `step` is to train, from weights of version step - 1. `emit` hears every event."""
+    async def roll_out(self, step: int, emit: Emit, version: int | None = None) -> list[Group]:
+        """The groups that step `step` is to train, with engines whose weights are of `version` or newer; unset: of
+        step - 1, which the step trains. `emit` hears every event."""
+        self.stage.pool.version = step - 1 if version is None else version
         self._begin(step, emit)
         if not self._closes():
             self._new_round()
@@ -182,6 +184,8 @@ class Controller:
         if not slots.admits(member.route):
             return None
         if home is None:
+            if not stage.mechanisms.places:
+                return slots.emptiest()
             return stage.mechanisms.place(member, slots.free_engines(), stage.view)
         return home if slots.has_free(home) else None
 
@@ -209,7 +213,8 @@ class Controller:
         items = [await stage.inbox.get()]
         while not stage.inbox.empty():
             items.append(stage.inbox.get_nowait())
-        stage.view.kv_used = stage.meter.kv_used()
+        speakers = [stage.members[item[0]] for item in items if item is not None and item[0] in stage.members]
+        stage.view.kv_used = stage.meter.kv_used({m.engine for m in speakers if m.engine is not None})
         for item in items:
             if item is not None and item[0] in stage.members:
                 self.lives.hear(stage.members[item[0]], item[1])

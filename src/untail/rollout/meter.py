@@ -3,6 +3,7 @@
 import resource
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from untail.backends.base import Backend, Load
@@ -16,15 +17,21 @@ class Meter:
         self.generated = 0  # tokens that reached the controller in this step
         self._overrun: Counter[str] = Counter()
         self._most_kv = 0.0  # in this step
+        self._kv = [0.0 for _ in backends]  # of each engine, when something was last heard from it
         self._before = [backend.load() for backend in backends]
 
     def begin(self) -> None:
         self.generated, self._most_kv = 0, 0.0
         self._before = [backend.load() for backend in self.backends]
+        self._kv = [load.kv_used for load in self._before]
+        self._most_kv = max(self._kv)
 
-    def kv_used(self) -> float:
-        """Of the fullest engine, now."""
-        used = max(backend.load().kv_used for backend in self.backends)
+    def kv_used(self, heard_from: Iterable[int] = ()) -> float:
+        """Of the fullest engine. Only those that were heard from are asked: with a thousand engines, asking all of them
+        whenever one speaks would take longer than anything else."""
+        for engine in heard_from:
+            self._kv[engine] = self.backends[engine].load().kv_used
+        used = max(self._kv)
         self._most_kv = max(self._most_kv, used)
         return used
 

@@ -9,21 +9,29 @@ from collections import Counter
 
 from untail.rollout.live import Member, Route
 
+MOST_STALE = 8  # entries an engine may have in the heap before those that are no longer true are thrown out
+
 
 class Slots:
     def __init__(self, engines: int, each: int):
         self.total = engines * each
+        self.free = self.total
         self._free = [list(range(each)) for _ in range(engines)]
+        self._counts = [each] * engines  # of free slots
+        self._emptiest = [(-each, engine) for engine in range(engines)]  # a heap; an entry counts if it is still true
         self._lanes: Counter[str] = Counter()
         self._lane_of: dict[tuple[int, int], str] = {}  # by slot: a member's route may change while it holds one
 
-    @property
-    def free(self) -> int:
-        return sum(map(len, self._free))
-
     def free_engines(self) -> list[int]:
         """Those with a free slot, the emptiest first."""
-        return sorted((e for e, slots in enumerate(self._free) if slots), key=lambda e: -len(self._free[e]))
+        by_room = sorted(range(len(self._counts)), key=self._counts.__getitem__, reverse=True)
+        return by_room[: sum(map(bool, self._counts))]
+
+    def emptiest(self) -> int:
+        """The first of them. Pre: there is one."""
+        while -self._emptiest[0][0] != self._counts[self._emptiest[0][1]]:
+            heapq.heappop(self._emptiest)
+        return self._emptiest[0][1]
 
     def has_free(self, engine: int) -> bool:
         return bool(self._free[engine])
@@ -34,6 +42,7 @@ class Slots:
     def take(self, member: Member, engine: int) -> None:
         """Pre: the engine has a free slot."""
         slot = heapq.heappop(self._free[engine])
+        self._change(engine, -1)
         member.engine, member.slot = engine, slot
         self._lane_of[engine, slot] = member.route.lane
         self._lanes[member.route.lane] += 1
@@ -43,6 +52,7 @@ class Slots:
         assert member.engine is not None
         assert member.slot is not None
         heapq.heappush(self._free[member.engine], member.slot)
+        self._change(member.engine, 1)
         self._lanes[self._lane_of.pop((member.engine, member.slot))] -= 1
         member.slot = None
 
@@ -50,3 +60,11 @@ class Slots:
         """Another takes its place, in the same sequence of the same engine."""
         heir.engine, heir.slot = member.engine, member.slot
         member.engine = member.slot = None
+
+    def _change(self, engine: int, by: int) -> None:
+        self.free += by
+        self._counts[engine] += by
+        if self._counts[engine]:
+            heapq.heappush(self._emptiest, (-self._counts[engine], engine))
+        if len(self._emptiest) > MOST_STALE * len(self._counts):
+            self._emptiest = sorted((-count, engine) for engine, count in enumerate(self._counts) if count)
