@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from untail.engine.attention.varlen import SharedPrefixAttention, VarlenAttention
+from untail.engine.attention.varlen import SharedPrefixAttention
 from untail.engine.models.decoder import Decoder
+from untail.learn.attention import WholeSequences
 from untail.learn.logprob import LossOfRows, head_loss, token_logprobs
 from untail.learn.pack import MicroBatch
 from untail.learn.prune import forward_with_constants
@@ -22,7 +23,6 @@ class Policy:
     decoder: Decoder
     temperature: float
     logit_rows: int
-    recompute: bool = False
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch) -> Tensor:
@@ -37,12 +37,12 @@ class Policy:
 
     def hidden(self, micro: MicroBatch, hear: Hear | None = None) -> Tensor:
         """The normed hidden state that predicts each token in the loss, [R, D]."""
-        attention = SharedPrefixAttention(VarlenAttention(micro.lengths), micro.unrolled_U, micro.home_T)
+        attention = SharedPrefixAttention(WholeSequences(micro.lengths), micro.unrolled_U, micro.home_T)
         tokens = (micro.ids_T, micro.positions_T)
         if micro.live < len(micro.ids_T):
-            hidden_TD = forward_with_constants(self.decoder, *tokens, micro.live, attention, self.recompute)
+            hidden_TD = forward_with_constants(self.decoder, *tokens, micro.live, attention, micro.recompute)
         else:
-            hidden_TD = self.decoder(*tokens, attention, self.recompute)
+            hidden_TD = self.decoder(*tokens, attention, micro.recompute)
         if hear is not None:
             hear(micro, hidden_TD.detach())
         return hidden_TD.index_select(0, micro.predictor_R)

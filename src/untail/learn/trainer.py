@@ -23,12 +23,14 @@ from torch import Tensor
 from untail.config import LearnConfig, RolloutConfig
 from untail.engine.models.decoder import Decoder
 from untail.learn.loss import PolicyLoss
+from untail.learn.memory import Memory, gauge_of
 from untail.learn.optimizer import Optimizer
-from untail.learn.pack import LossColumns, MicroBatch, pack
+from untail.learn.pack import LossColumns, MicroBatch
 from untail.learn.policy import Hear, Policy
 from untail.learn.prune import prune
 from untail.learn.rules import rules_of
 from untail.learn.sample import Sample, normalise, samples_of, teaches
+from untail.learn.shelf import Shelf
 from untail.learn.tally import Tally
 from untail.learn.values import Judged, Values
 from untail.types import Batch
@@ -57,20 +59,27 @@ class Trainer:
         self.config = config
         self.hear = hear
         self.rules = rules_of(config, longest)
-        self.policy = Policy(decoder, temperature, config.logit_rows, config.recompute)
+        self.memory = Memory(config, gauge_of(decoder.embed.device))
+        self.policy = Policy(decoder, temperature, config.logit_rows)
         self.reference: Policy | None = None
         if config.kl > 0:
             self.reference = Policy(copy.deepcopy(decoder).requires_grad_(False), temperature, config.logit_rows)
         self.values: Values | None = None
         if self.rules.advantage.needs_values:
-            self.values = Values(decoder, config, self.rules.advantage)
+            self.values = Values(decoder, config, self.rules.advantage, self.memory)
         self._optimizer = Optimizer(decoder.named_parameters(), config)
+        self._shelves = [self._optimizer.shelf]
+        if self.reference is not None:
+            self._shelves.append(Shelf(self.reference.decoder.parameters()))
+        if self.values is not None:
+            self._shelves.append(self.values.critic.optimizer.shelf)
         low, high = self.rules.advantage.clip
         self._loss = PolicyLoss(self.rules.importance, config.clip_low or low, config.clip_high or high, config.kl)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on `batch`; returns this update's figures. `optimizer_steps` is 0 where no group taught anything."""
         start = time.perf_counter()
+        self.wake()
         judged = Judged(batch.groups, {}, {}) if self.values is None else self.values.judge(batch)
         groups = [samples_of(group, self.rules, judged.estimates) for group in judged.groups]
         self._over_batch([sample for group in groups for sample in group])
@@ -86,7 +95,7 @@ class Trainer:
             | {
                 "zero_variance_groups": flat,
                 "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
-                "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
+                "computed_tokens": sum(micro.tokens for minibatch in minibatches for micro in minibatch),
                 "masked_tokens": masked,
                 "optimizer_steps": outcomes["taken"],
                 "skipped_updates": outcomes["skipped"],
@@ -95,6 +104,15 @@ class Trainer:
                 "update_s": time.perf_counter() - middle,
             }
         )
+
+    def sleep(self) -> None:
+        """Put what only an update needs away in host memory; the next update takes it back."""
+        for shelf in self._shelves:
+            shelf.put_away()
+
+    def wake(self) -> None:
+        for shelf in self._shelves:
+            shelf.take_back()
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and optimizer state as flat tensors (not copied: write them before the next update), and numbers."""
@@ -128,26 +146,25 @@ class Trainer:
             samples = [sample for group in hand if teaches(group) for sample in group]
             if self.config.prune is not None:
                 prune(samples, self.config.prune)
-            minibatches.append(pack(samples, self.config.micro_batch_tokens, weight.device, dtype, version))
+            minibatches.append(self.memory.pack(samples, weight.device, dtype, version))
         return [minibatch for minibatch in minibatches if minibatch]
 
     def _fill_logprobs(self, minibatches: list[Minibatch]) -> None:
         """Before the first step: the reference's log-probs, and pi_prox's of all minibatches but the first."""
+
+        def fill(micro: MicroBatch, is_first: bool) -> None:
+            if not is_first:
+                micro.columns.prox_R = self.policy.logprobs(micro)
+            if self.reference is not None:
+                micro.columns.reference_R = self.reference.logprobs(micro)
+
         for number, minibatch in enumerate(minibatches):
-            for micro in minibatch:
-                if number > 0:
-                    micro.columns.prox_R = self.policy.logprobs(micro)
-                if self.reference is not None:
-                    micro.columns.reference_R = self.reference.logprobs(micro)
+            self.memory.run(minibatch, partial(fill, is_first=number == 0), undo=lambda: None)
 
     def _step(self, minibatch: Minibatch, tally: Tally) -> Outcome:
         """One optimizer step on the sum of the micro-batches' losses, unless they say that it must not be taken."""
-        losses, own = [], Tally()
         self._look_at_constants(minibatch, tally)
-        for micro in minibatch:
-            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own), self.hear)
-            loss.backward()
-            losses.append(loss.detach())
+        loss, own = self._sum_gradients(minibatch, self.hear)
         tally.take(own)
         # exp(mean |log(pi_prox / mu)|) > max_drift; not so where a backend told no log-probs, and the mean is NaN.
         if own.mean_of("drift_mean") > math.log(self.config.max_drift):
@@ -155,33 +172,64 @@ class Trainer:
             return "dropped"
         lr = self._optimizer.lr
         norm, taken = self._optimizer.step()
-        tally.mean(loss=torch.stack(losses).sum(), grad_norm=norm, lr=torch.tensor(lr, dtype=torch.float64))
+        tally.mean(loss=loss, grad_norm=norm, lr=torch.tensor(lr, dtype=torch.float64))
         return "taken" if taken else "skipped"
+
+    def _sum_gradients(self, minibatch: Minibatch, hear: Hear | None = None) -> tuple[Tensor, Tally]:
+        """The minibatch's loss and figures; its gradient is with the optimizer. Each sequence is heard once, whatever
+        has to be computed again."""
+        losses: list[Tensor] = []
+        own, heard = Tally(), set[str]()
+
+        def tell(micro: MicroBatch, hidden_TD: Tensor) -> None:
+            names = {sample.trajectory.id for sample in micro.samples}
+            if hear is not None and not names <= heard:
+                heard.update(names)
+                hear(micro, hidden_TD)
+
+        def add(micro: MicroBatch) -> None:
+            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own), tell)
+            loss.backward()
+            losses.append(loss.detach())
+
+        def undo() -> None:
+            nonlocal own
+            own = Tally()
+            losses.clear()
+            self._optimizer.discard()
+
+        self.memory.run(minibatch, add, undo, measure=True)
+        return torch.stack(losses).sum(), own
 
     def _look_at_constants(self, minibatch: Minibatch, tally: Tally) -> None:
         """Now and then: how far the gradient with constants is off the exact one."""
         config = self.config.prune
         if config is None or not config.cosine_every or self._optimizer.steps % config.cosine_every:
             return
-        if any(micro.live < len(micro.ids_T) for micro in minibatch):
-            gradient = partial(self._gradient, minibatch)
-            tally.mean(prune_cosine=torch.cosine_similarity(gradient(exact=False), gradient(exact=True), dim=0))
+        if any(micro.live < micro.tokens for micro in minibatch):
+            exact = [replace(micro, live=micro.tokens) for micro in minibatch]
+            tally.mean(prune_cosine=cosine(self._gradients(exact), self._gradients(minibatch)))
 
-    def _gradient(self, minibatch: Minibatch, exact: bool) -> Tensor:
-        """Of all parameters, as one vector; the parameters' own gradients stay as they are."""
-        parameters = list(self.policy.decoder.parameters())
-        total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
-        for micro in minibatch:
-            seen = replace(micro, live=len(micro.ids_T)) if exact else micro
-            loss = self.policy.loss(seen, partial(self._loss_of_rows, micro.columns, Tally()))
-            parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-            total = total + torch.cat([part.flatten() for part in parts]).double()
-        return total
+    def _gradients(self, minibatch: Minibatch) -> list[Tensor]:
+        """Of all parameters; the optimizer is left without."""
+        self._sum_gradients(minibatch)
+        gradients = self._optimizer.gradients
+        self._optimizer.discard()
+        return gradients
 
     def _loss_of_rows(
         self, columns: LossColumns, tally: Tally, rows: slice, logprob: Tensor, entropy: Tensor
     ) -> Tensor:
         return self._loss(logprob, entropy, columns.rows(rows), tally)
+
+
+def cosine(ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
+    """Between two vectors that are given in pieces."""
+    dots = [
+        torch.stack([(x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)]).sum()
+        for a, b in ((ours, theirs), (ours, ours), (theirs, theirs))
+    ]
+    return dots[0] / (dots[1] * dots[2]).sqrt()
 
 
 def _masked_tokens(samples: list[Sample]) -> int:

@@ -1,0 +1,164 @@
+"""How many tokens a pass may hold: measured on the passes that were made, and less where memory ran out.
+
+Invariant: running out of memory loses nothing. What the passes had gathered so far is undone, the micro-batch that was
+too large and all as large as it are cut in two (one that is a single sequence recomputes its activations instead), and
+the passes are made again. What did not fit once is not tried a second time. On a CPU nothing is measured: passes hold
+`FIRST` tokens unless the recipe says otherwise.
+
+With need(T) = bytes of the largest pass so far / its tokens * T, gradients included:
+  tokens of a pass = 0.9 free / need(1), at most LARGEST: beyond that a GPU gains nothing
+  a micro-batch of T tokens is recomputed where need(T) > 0.9 free
+"""
+
+import gc
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
+
+from untail.config import LearnConfig
+from untail.errors import UserError
+from untail.learn.pack import MicroBatch, halves, pack
+from untail.learn.sample import Sample
+
+FIRST = 4096
+LARGEST = 32768
+MARGIN = 0.9  # the rest is lost to fragments
+
+
+class Gauge(Protocol):
+    """Bytes of a device's memory."""
+
+    def free(self) -> int: ...
+    def begin(self) -> None: ...
+    def peak(self) -> int:
+        """The most that was taken since `begin`, above what was taken then."""
+        ...
+
+
+class CudaGauge:
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._before = 0
+
+    def free(self) -> int:
+        """What nobody has, and what torch holds without using it."""
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return torch.cuda.mem_get_info(self._device)[0] + held
+
+    def begin(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+def gauge_of(device: torch.device) -> Gauge | None:
+    return CudaGauge(device) if device.type == "cuda" else None
+
+
+class Memory:
+    def __init__(self, config: LearnConfig, gauge: Gauge | None):
+        self._config = config
+        self._gauge = gauge
+        self._largest: tuple[int, int] | None = None  # tokens and bytes of a pass with gradient, not recomputed
+        self._most_tokens: int | None = None  # more ran out of memory
+        self._recompute_from: int | None = None  # a sequence of so many tokens did
+
+    @property
+    def token_budget(self) -> int:
+        """Of the next micro-batches."""
+        asked = self._config.micro_batch_tokens
+        wanted = self._measured_tokens() if asked == "auto" else asked
+        return max(1, wanted if self._most_tokens is None else min(wanted, self._most_tokens))
+
+    def _measured_tokens(self) -> int:
+        if self._gauge is None or self._largest is None:
+            return FIRST
+        return min(LARGEST, int(MARGIN * self._gauge.free() / self._need(1)))
+
+    def recomputes(self, tokens: int) -> bool:
+        """Whether a micro-batch of so many tokens has to compute its activations twice."""
+        if self._config.recompute != "auto":
+            return self._config.recompute
+        if self._recompute_from is not None and tokens >= self._recompute_from:
+            return True
+        if self._gauge is None or self._largest is None:
+            return False
+        return self._need(tokens) > MARGIN * self._gauge.free()
+
+    def pack(
+        self, samples: Iterable[Sample], device: torch.device, dtype: torch.dtype, version: int = 0
+    ) -> list[MicroBatch]:
+        micros = pack(samples, self.token_budget, device, dtype, version)
+        for micro in micros:
+            micro.recompute = self.recomputes(micro.tokens)
+        return micros
+
+    def run(
+        self,
+        micros: list[MicroBatch],
+        work: Callable[[MicroBatch], None],
+        undo: Callable[[], None],
+        measure: bool = False,
+    ) -> None:
+        """`work` on every micro-batch in turn. Where memory runs out, `undo` takes back what was done, `micros` are cut
+        smaller, in place, and it begins again. `measure`: these passes have the policy's gradient."""
+        while (failure := self._try(micros, work, measure)) is not None:
+            undo()
+            micros[:] = self._smaller(micros, *failure)
+            gc.collect()
+            if self._gauge is not None:
+                torch.cuda.empty_cache()
+
+    def _try(
+        self, micros: list[MicroBatch], work: Callable[[MicroBatch], None], measure: bool
+    ) -> tuple[MicroBatch, str] | None:
+        """The micro-batch that ran out of memory and what torch said. Not the error itself: its traceback would keep
+        the pass's tensors alive."""
+        if self._gauge is not None:
+            self._gauge.begin()
+        for micro in micros:
+            try:
+                work(micro)
+            except RuntimeError as error:
+                if not ran_out(error):
+                    raise
+                return micro, str(error).splitlines()[0]
+            if measure and self._gauge is not None and not micro.recompute:
+                self._note(micro.tokens, self._gauge.peak())
+        return None
+
+    def _note(self, tokens: int, peak: int) -> None:
+        if self._largest is None or tokens > self._largest[0]:
+            self._largest = (tokens, peak)
+
+    def _smaller(self, micros: list[MicroBatch], failed: MicroBatch, reason: str) -> list[MicroBatch]:
+        if len(failed.samples) > 1:
+            self._most_tokens = max(1, failed.tokens // 2)
+        elif self._config.recompute == "auto" and not failed.recompute:
+            self._recompute_from = failed.tokens
+        else:
+            help = "" if failed.recompute else "set learn.recompute to 'auto', "
+            raise UserError(
+                f"the update ran out of memory on one sequence of {failed.tokens} tokens ({reason}); {help}lower "
+                "rollout.max_tokens, learn.logit_rows or engine.kv_gib, or use a larger GPU"
+            )
+        smaller = []
+        for micro in micros:
+            parts = halves(micro) if len(micro.samples) > 1 and micro.tokens >= failed.tokens else [micro]
+            for part in parts:
+                part.recompute = part.recompute or self.recomputes(part.tokens)
+            smaller += parts
+        return smaller
+
+    def _need(self, tokens: int) -> float:
+        assert self._largest is not None
+        return self._largest[1] / self._largest[0] * tokens
+
+
+def ran_out(error: RuntimeError) -> bool:
+    """Of memory: on a GPU in torch or in cuBLAS, or on a CPU."""
+    said = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)
