@@ -2,8 +2,8 @@
 
 Invariant: running out of memory loses nothing. What the passes had gathered so far is undone, the micro-batch that was
 too large and all as large as it are cut in two (one that is a single sequence recomputes its activations instead), and
-the passes are made again. What did not fit once is not tried a second time. On a CPU nothing is measured: passes hold
-`FIRST` tokens unless the recipe says otherwise.
+the passes are made again. What did not fit is not tried again before there is clearly more room. On a CPU nothing is
+measured: passes hold `FIRST` tokens unless the recipe says otherwise.
 
 With need(T) = bytes of the largest pass so far / its tokens * T, gradients included:
   tokens of a pass = 0.9 free / need(1), at most LARGEST: beyond that a GPU gains nothing
@@ -11,7 +11,9 @@ With need(T) = bytes of the largest pass so far / its tokens * T, gradients incl
 """
 
 import gc
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -23,7 +25,9 @@ from untail.learn.sample import Sample
 
 FIRST = 4096
 LARGEST = 32768
+AMPLE = 8192  # a GPU computes at nearly its full speed from here on
 MARGIN = 0.9  # the rest is lost to fragments
+ROOMIER = 1.2
 
 
 class Gauge(Protocol):
@@ -58,31 +62,50 @@ def gauge_of(device: torch.device) -> Gauge | None:
     return CudaGauge(device) if device.type == "cuda" else None
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """More than `tokens` ran out of memory when `free` bytes were there."""
+
+    tokens: int
+    free: int
+
+
 class Memory:
     def __init__(self, config: LearnConfig, gauge: Gauge | None):
         self._config = config
         self._gauge = gauge
         self._largest: tuple[int, int] | None = None  # tokens and bytes of a pass with gradient, not recomputed
-        self._most_tokens: int | None = None  # more ran out of memory
-        self._recompute_from: int | None = None  # a sequence of so many tokens did
+        self._most: Limit | None = None  # tokens of a pass of several sequences
+        self._most_kept: Limit | None = None  # tokens of a sequence whose activations are kept
+        self._free = 0  # when the passes under way began
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that the next update would like to have free. One that ran out takes all that it can get."""
+        if self._holds(self._most) or self._holds(self._most_kept):
+            return sys.maxsize
+        if self._largest is None:
+            return 0
+        asked = self._config.micro_batch_tokens
+        return int(self._need(AMPLE if asked == "auto" else asked) / MARGIN)
 
     @property
     def token_budget(self) -> int:
         """Of the next micro-batches."""
         asked = self._config.micro_batch_tokens
         wanted = self._measured_tokens() if asked == "auto" else asked
-        return max(1, wanted if self._most_tokens is None else min(wanted, self._most_tokens))
+        return min(wanted, self._most.tokens) if self._most is not None and self._holds(self._most) else wanted
 
     def _measured_tokens(self) -> int:
         if self._gauge is None or self._largest is None:
             return FIRST
-        return min(LARGEST, int(MARGIN * self._gauge.free() / self._need(1)))
+        return max(1, min(LARGEST, int(MARGIN * self._gauge.free() / self._need(1))))
 
     def recomputes(self, tokens: int) -> bool:
         """Whether a micro-batch of so many tokens has to compute its activations twice."""
         if self._config.recompute != "auto":
             return self._config.recompute
-        if self._recompute_from is not None and tokens >= self._recompute_from:
+        if self._most_kept is not None and self._holds(self._most_kept) and tokens > self._most_kept.tokens:
             return True
         if self._gauge is None or self._largest is None:
             return False
@@ -118,6 +141,7 @@ class Memory:
         """The micro-batch that ran out of memory and what torch said. Not the error itself: its traceback would keep
         the pass's tensors alive."""
         if self._gauge is not None:
+            self._free = self._gauge.free()
             self._gauge.begin()
         for micro in micros:
             try:
@@ -136,9 +160,9 @@ class Memory:
 
     def _smaller(self, micros: list[MicroBatch], failed: MicroBatch, reason: str) -> list[MicroBatch]:
         if len(failed.samples) > 1:
-            self._most_tokens = max(1, failed.tokens // 2)
+            self._most = Limit(max(1, failed.tokens // 2), self._free)
         elif self._config.recompute == "auto" and not failed.recompute:
-            self._recompute_from = failed.tokens
+            self._most_kept = Limit(failed.tokens - 1, self._free)
         else:
             help = "" if failed.recompute else "set learn.recompute to 'auto', "
             raise UserError(
@@ -152,6 +176,10 @@ class Memory:
                 part.recompute = part.recompute or self.recomputes(part.tokens)
             smaller += parts
         return smaller
+
+    def _holds(self, limit: "Limit | None") -> bool:
+        """Not where there is clearly more room than there was."""
+        return limit is not None and (self._gauge is None or self._gauge.free() < ROOMIER * limit.free)
 
     def _need(self, tokens: int) -> float:
         assert self._largest is not None

@@ -97,7 +97,10 @@ def halves(micro: MicroBatch) -> list[MicroBatch]:
         sequences = [sequence for sample in samples if (sequence := _sequence(sample)) is not None]
         part = _micro_batch(sequences, micro.ids_T.device, columns.weight_R.dtype, version=0)
         rows = len(part.predictor_R)
-        parts.append(replace(part, columns=columns.rows(slice(row, row + rows)), recompute=micro.recompute))
+        part = replace(part, columns=columns.rows(slice(row, row + rows)), recompute=micro.recompute)
+        if micro.live == micro.tokens:  # whatever its samples say, it was to have no constants
+            part.live = part.tokens
+        parts.append(part)
         row += rows
     return parts
 

@@ -10,6 +10,7 @@ policy that is being trained; later minibatches do.
 
 import copy
 import math
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -104,6 +105,12 @@ class Trainer:
                 "update_s": time.perf_counter() - middle,
             }
         )
+
+    @property
+    def memory_wanted(self) -> int:
+        """Bytes of its device that the next update would like to have free."""
+        shelves = sum(shelf.bytes for shelf in self._shelves if shelf.holds)
+        return min(sys.maxsize, shelves + self.memory.wanted)
 
     def sleep(self) -> None:
         """Put what only an update needs away in host memory; the next update takes it back."""
