@@ -1,0 +1,164 @@
+"""The learner on a GPU, against the plain path in float32 and the engine in bf16: `pytest -m gpu tests/gpu`."""
+
+import copy
+
+import pytest
+import torch
+from tests.helpers.models import random_decoder
+from tests.helpers.running import finish, spec
+from tests.unit.learn.helpers import assert_close, gradient_of_update, learn_config, uneven_batch
+
+from untail.config import EngineConfig, LearnConfig
+from untail.engine.engine import Engine
+from untail.engine.models.decoder import Decoder
+from untail.engine.models.shape import Rope, Shape
+from untail.learn.attention import WholeSequences, flash_takes
+from untail.learn.logprob import head_loss, token_logprobs
+from untail.learn.memory import CudaGauge
+from untail.learn.trainer import Trainer
+from untail.types import Batch, Group, Prompt, SamplingParams, Trajectory
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+VOCAB = 199
+# Heads as in real models, and deep enough that rounding has somewhere to grow.
+SHAPE = Shape("qwen2", 2000, 512, 1408, 12, 8, 2, 64, 2048, qkv_bias=True, rope=Rope(1e5))
+
+
+def on_gpu(dtype: torch.dtype, shape: Shape = SHAPE) -> Decoder:
+    """At the scale of a trained model: log-probs between 0 and -15."""
+    decoder = Decoder(shape, "cuda", dtype)
+    generator = torch.Generator("cuda").manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            center, spread = (1.0, 0.1) if name.endswith("norm") else (0.0, 0.05)
+            parameter.normal_(center, spread, generator=generator)
+    return decoder
+
+
+def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    return ((ours.double() - reference.double()).norm() / reference.double().norm()).item()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 64), (12, 2, 128), (4, 4, 96), (9, 3, 64)])
+def test_the_flash_kernel_shares_keys_between_grouped_queries(heads, kv_heads, head_dim):
+    lengths = [1, 7, 128, 128, 513]
+    generator = torch.Generator("cuda").manual_seed(1)
+    sizes = [(sum(lengths), count, head_dim) for count in (heads, kv_heads, kv_heads)]
+    exact = [torch.randn(size, generator=generator, device="cuda").requires_grad_() for size in sizes]
+    low = [tensor.detach().bfloat16().requires_grad_() for tensor in exact]
+    slope = torch.randn(sum(lengths), heads * head_dim, generator=generator, device="cuda")
+    attention = WholeSequences(lengths)
+    assert flash_takes(low[0])
+    assert not flash_takes(exact[0])
+    outputs = attention(0, *low), attention(0, *exact)
+    for output in outputs:
+        (output.float() * slope).sum().backward()
+    assert relative(*outputs) < 1e-2
+    for ours, reference in zip(low, exact, strict=True):
+        assert relative(ours.grad, reference.grad) < 1e-2
+
+
+def test_the_head_is_exact_where_bf16_would_round():
+    generator = torch.Generator("cuda").manual_seed(2)
+    hidden = torch.randn(100, 64, generator=generator, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(1000, 64, generator=generator, device="cuda").bfloat16().requires_grad_()
+    target = torch.randint(1000, (100,), generator=generator, device="cuda")
+    wide = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    logprob, entropy = token_logprobs(hidden, weight, target, 0.8, 32)
+    expected, expected_entropy = token_logprobs(*wide, target, 0.8, 32)
+    torch.testing.assert_close(logprob.double(), expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(entropy.double(), expected_entropy, atol=1e-3, rtol=0)
+    for pair in ((hidden, weight), wide):
+        head_loss(*pair, target, 0.8, 32, lambda rows, logprob, entropy: logprob.exp().sum()).backward()
+    assert relative(hidden.grad, wide[0].grad) < 5e-3
+    assert relative(weight.grad, wide[1].grad) < 5e-3
+
+
+def test_float32_on_a_gpu_is_the_cpu_s_update(monkeypatch):
+    gradients = []
+    for device in ("cpu", "cuda"):
+        trainer = Trainer(random_decoder("qwen2").to(device), learn_config())
+        seen = gradient_of_update(trainer, uneven_batch(VOCAB), monkeypatch)
+        gradients.append({name: tensor.cpu() for name, tensor in seen.items()})
+    assert_close(gradients[1], gradients[0], 1e-4)
+
+
+def sample_batch(engine: Engine, step: int, temperature: float = 1.0) -> Batch:
+    sampling = SamplingParams(temperature=temperature, policy_temperature=temperature)
+    groups = []
+    for name, length in (("short", 5), ("long", 300)):
+        prompt = Prompt(name, "test", "", tuple(torch.randint(2000, (length,)).tolist()))
+        members = [Trajectory(f"{name}.{n}", prompt, n, reward=float(n % 2)) for n in range(4)]
+        for member in members:
+            budget = 40 + 90 * member.stream
+            engine.add(spec(member.id, prompt.tokens, budget=budget, stream=member.stream, sampling=sampling))
+        groups.append(Group(name, prompt, members))
+    results = finish(engine)
+    for member in (member for group in groups for member in group.trajectories):
+        member.take(results[member.id])
+        engine.release(member.id)
+    return Batch(step, groups)
+
+
+def test_engine_and_trainer_mismatch_in_bf16():
+    decoder = on_gpu(torch.bfloat16)
+    engine = Engine(decoder, EngineConfig(kv_blocks=512))
+    trainer = Trainer(decoder, LearnConfig(lr=1e-5))
+    addresses = [parameter.data_ptr() for parameter in decoder.parameters()]
+    for version in (1, 2, 3):
+        figures = trainer.update(sample_batch(engine, version))
+        engine.load_weights(None, version)
+        print(f"mismatch: mean {figures['mismatch_mean']:.5f}, max {figures['mismatch_max']:.5f}")
+        assert figures["mismatch_mean"] < 0.01
+        assert figures["optimizer_steps"] == 1
+    assert [parameter.data_ptr() for parameter in decoder.parameters()] == addresses
+
+
+def test_what_sleeps_comes_back_bit_for_bit():
+    decoder, twin = on_gpu(torch.bfloat16), on_gpu(torch.bfloat16)
+    config = learn_config(kl=0.1, lr=1e-3)
+    steady, sleepy = Trainer(decoder, config), Trainer(twin, config)
+    engine = Engine(copy.deepcopy(decoder), EngineConfig(kv_blocks=512))
+    for step in (1, 2, 3):
+        batch = sample_batch(engine, step)
+        for trainer in (steady, sleepy):
+            trainer.update(batch)
+        before = {name: tensor.cpu() for name, tensor in sleepy.state_dict()[0].items()}
+        gauge = CudaGauge(torch.device("cuda"))
+        held = gauge.free()
+        sleepy.sleep()
+        assert gauge.free() - held > 12 * sum(parameter.numel() for parameter in twin.parameters()) * 0.9
+        asleep = sleepy.state_dict()[0]
+        assert all(tensor.device.type == "cpu" for tensor in asleep.values())
+        assert all(torch.equal(tensor, before[name]) for name, tensor in asleep.items())
+        sleepy.wake()
+        awake = sleepy.state_dict()[0]
+        assert all(torch.equal(tensor.cpu(), before[name]) for name, tensor in awake.items())
+    # Kernels that add in any order make the two differ a little by themselves.
+    assert relative(twin.embed, decoder.embed) < 1e-2
+
+
+def test_a_real_out_of_memory_is_survived():
+    """The device is filled up but for a part; passes that do not fit in it are cut."""
+    shape = Shape("qwen2", 32000, 1024, 2816, 8, 8, 2, 128, 8192, qkv_bias=True, rope=Rope(1e5))
+    decoder, twin = on_gpu(torch.bfloat16, shape), on_gpu(torch.bfloat16, shape)
+    engine = Engine(decoder, EngineConfig(kv_blocks=2048))
+    batch = sample_batch(engine, 1)
+    del engine
+    expected = Trainer(decoder, learn_config(lr=1e-4, logit_rows=64))
+    ours = Trainer(twin, learn_config(lr=1e-4, logit_rows=64))
+    expected.update(batch)
+    probe = expected.memory._largest
+    assert probe is not None
+    torch.cuda.empty_cache()
+    room = int(probe[1] * 0.8)
+    filler = torch.empty(torch.cuda.mem_get_info()[0] - room, dtype=torch.uint8, device="cuda")
+    try:
+        figures = ours.update(batch)
+    finally:
+        del filler
+        torch.cuda.empty_cache()
+    assert figures["optimizer_steps"] == 1
+    assert ours.memory._most is not None, "nothing ran out: the test shows nothing"
+    assert relative(twin.embed, decoder.embed) < 1e-2
