@@ -53,7 +53,8 @@ def model_flops(decoder: Decoder, batch: Batch, computed: int) -> float:
     shape = decoder.shape
     layers = sum(parameter.numel() for layer in decoder.layers for parameter in layer.parameters())
     in_loss = sum(len(trajectory.tokens) for trajectory in batch.trajectories)
-    pairs = sum((len(t.prompt.tokens) + len(t.tokens)) ** 2 / 2 for t in batch.trajectories)
+    pairs = sum(len(group.prompt.tokens) ** 2 / 2 for group in batch.groups)
+    pairs += sum(len(t.tokens) * (len(t.prompt.tokens) + len(t.tokens) / 2) for t in batch.trajectories)
     attention = 12 * shape.q_size * shape.layers * pairs
     return 6 * layers * computed + 6 * shape.vocab * shape.hidden * in_loss + attention
 

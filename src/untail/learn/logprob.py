@@ -101,8 +101,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Low precision is summed in high: what a chunk adds may be less than a bit of what is there."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
-        total += _product(left, right)
+        total += left @ right
 
 
 def _chunks(rows: int, size: int) -> Iterator[slice]:
