@@ -97,7 +97,7 @@ def sampled_batch(engine: Engine, prompts: list[list[int]], step: int) -> Batch:
             engine.add(spec(member.id, tokens, 60 + 60 * member.stream, 10 * number + member.stream, sampling))
         groups.append(Group(prompt.id, prompt, members))
     results = finish(engine)
-    for member in (member for group in groups for member in group.trajectories):
+    for member in (member for one in groups for member in one.trajectories):
         member.take(results[member.id])
         engine.release(member.id)
     return Batch(step, groups)
