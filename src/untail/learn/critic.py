@@ -66,16 +66,26 @@ class Critic:
         weight = decoder.output_weight
         self._dtype = torch.promote_types(weight.dtype, torch.float32)
         self.head = ValueHead(decoder.shape.hidden, weight.device, self._dtype)
+        memory.ranks.shard(self.head)
+        if self._own_trunk:
+            memory.ranks.shard(trunk)
         parameters = dict(self.head.named_parameters(prefix="head"))
         if self._own_trunk:
             parameters |= dict(trunk.named_parameters(prefix="trunk"))
         self.optimizer = Optimizer(parameters.items(), learn.model_copy(update={"lr": config.lr}))
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """What learns."""
+        return [self.head, self._reader.decoder] if self._own_trunk else [self.head]
+
     @torch.no_grad()
     def read(self, stretches: Sequence[Stretch]) -> Reading:
         """Values of every token of the stretches that the model wrote, and of the positions beyond them."""
+        ranks, device = self._memory.ranks, self.head.inner.device
         samples = [_wanted(stretch) for stretch in stretches]
-        micros = self._memory.pack(samples, self.head.inner.device, self._dtype)
+        micros = self._memory.pack(ranks.share(samples), device, self._dtype)
+        ranks.level([micros], device, self._dtype)
         reading = Reading({s.trajectory.id: np.zeros(len(s.weight_N)) for s in samples}, 0, micros, {})
 
         def forget() -> None:
@@ -83,14 +93,22 @@ class Critic:
             reading.hidden.clear()
 
         self._memory.run(micros, partial(self._read, reading), forget)
+        own = {sample.trajectory.id: reading.value_N[sample.trajectory.id] for m in micros for sample in m.samples}
+        said = ranks.gather((own, reading.not_finite))
+        for values, _ in said:
+            reading.value_N.update(values)
+        reading.not_finite = sum(not_finite for _, not_finite in said)
         return reading
 
     def _read(self, reading: Reading, micro: MicroBatch) -> None:
         value_R = self.head(self._hidden(reading, micro)).double().cpu().numpy()
         reading.not_finite += int((~np.isfinite(value_R)).sum())
         value_R = np.where(np.isfinite(value_R), value_R, 0.0)
-        for sample, own in zip(micro.samples, np.split(value_R, _ends(micro)[:-1]), strict=True):
-            reading.value_N[sample.trajectory.id][np.flatnonzero(sample.weight_N)] = own
+        begin = 0
+        for sample in micro.samples:
+            rows = np.flatnonzero(sample.weight_N)
+            reading.value_N[sample.trajectory.id][rows] = value_R[begin : begin + len(rows)]
+            begin += len(rows)
 
     def learn(
         self, reading: Reading, returns: dict[str, np.ndarray], taught: dict[str, np.ndarray]
@@ -125,7 +143,7 @@ class Critic:
             self.optimizer.discard()
 
         self._memory.run(reading.micros, add, undo)
-        return total
+        return sum(self._memory.ranks.gather(total))
 
     def _hidden(self, reading: Reading, micro: MicroBatch) -> Tensor:
         if self._own_trunk:
@@ -143,7 +161,7 @@ class Critic:
         """Each of `by_id` in the order of the rows; rows beyond a trajectory's columns are not taught."""
         device, columns = self.head.inner.device, []
         for column in by_id:
-            parts = []
+            parts = [np.empty(0, next(iter(column.values())).dtype)]
             for sample in micro.samples:
                 rows = np.flatnonzero(sample.weight_N)
                 own = column[sample.trajectory.id]
@@ -176,7 +194,3 @@ def _with_one_more(trajectory: Trajectory) -> Trajectory:
         lossy=[],
         from_model=[*trajectory.from_model, True],
     )
-
-
-def _ends(micro: MicroBatch) -> np.ndarray:
-    return np.cumsum([np.count_nonzero(sample.weight_N) for sample in micro.samples])

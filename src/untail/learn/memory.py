@@ -21,6 +21,7 @@ import torch
 from untail.config import LearnConfig
 from untail.errors import UserError
 from untail.learn.pack import MicroBatch, halves, pack
+from untail.learn.ranks import Ranks
 from untail.learn.sample import Sample
 
 FIRST = 4096
@@ -71,7 +72,8 @@ class Limit:
 
 
 class Memory:
-    def __init__(self, config: LearnConfig, gauge: Gauge | None):
+    def __init__(self, config: LearnConfig, gauge: Gauge | None, ranks: Ranks):
+        self.ranks = ranks
         self._config = config
         self._gauge = gauge
         self._largest: tuple[int, int] | None = None  # tokens and bytes of a pass with gradient, not recomputed
@@ -149,10 +151,20 @@ class Memory:
             except RuntimeError as error:
                 if not ran_out(error):
                     raise
-                return micro, str(error).splitlines()[0]
+                reason = str(error).splitlines()[0]
+                if self.ranks.world > 1:
+                    raise self._lost(micro, reason) from error
+                return micro, reason
             if measure and self._gauge is not None and not micro.recompute:
                 self._note(micro.tokens, self._gauge.peak())
         return None
+
+    def _lost(self, micro: MicroBatch, reason: str) -> UserError:
+        """The other ranks are in the middle of a pass that this one cannot finish: nobody can begin again."""
+        return UserError(
+            f"rank {self.ranks.rank} of {self.ranks.world} ran out of memory in a pass of {micro.tokens} tokens "
+            f"({reason}); set learn.micro_batch_tokens below that, learn.recompute to true, or use more ranks"
+        )
 
     def _note(self, tokens: int, peak: int) -> None:
         if self._largest is None or tokens > self._largest[0]:

@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from untail.config import LearnConfig
 from untail.errors import WeightsError
+from untail.learn.parts import part_of, whole_of
 from untail.learn.shelf import Shelf
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -49,7 +50,7 @@ class Optimizer:
 
     def step(self) -> tuple[Tensor, bool]:
         """The gradient's norm before clipping, and whether a step was taken: not if the norm is infinite or NaN."""
-        norm = get_total_norm(self.gradients)
+        norm = whole_of(get_total_norm([m.grad for m in self._masters.values() if m.grad is not None]))
         finite = bool(norm.isfinite())
         if finite:
             clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)
@@ -67,8 +68,8 @@ class Optimizer:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """What was gathered, in the precision of the masters."""
-        return [master.grad for master in self._masters.values() if master.grad is not None]
+        """What was gathered, in the precision of the masters; of a sharded parameter, the part that is held here."""
+        return [part_of(master.grad) for master in self._masters.values() if master.grad is not None]
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by flat name: weights (the masters' where there are) and both moments."""

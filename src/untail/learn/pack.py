@@ -87,6 +87,14 @@ def pack(
     return [_micro_batch(part, device, dtype, version) for part in _cut(sequences, token_budget)]
 
 
+def idle(device: torch.device, dtype: torch.dtype) -> MicroBatch:
+    """A pass over one token with nothing in the loss: for a rank that has no more, while others have."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    none, nothing = zero[:0], torch.empty(0, dtype=dtype, device=device)
+    columns = LossColumns(none, nothing, nothing, none.bool(), nothing, nothing)
+    return MicroBatch([], [1], 1, zero, zero, zero, zero, none, columns)
+
+
 def halves(micro: MicroBatch) -> list[MicroBatch]:
     """A micro-batch of several sequences as two, of about the same number of tokens, with its columns as they are."""
     ends = np.cumsum(micro.lengths)

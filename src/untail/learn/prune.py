@@ -17,7 +17,6 @@ Shape suffixes: L packed tokens with gradient, C constant ones, T both, D hidden
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from untail.config import PruneConfig
 from untail.engine.attention.base import Attention
@@ -59,7 +58,7 @@ def forward_with_constants(
     constant_CD = torch.nn.functional.embedding(ids_T[live:], decoder.embed).detach()
     for number in range(decoder.shape.layers):
         arguments = (decoder, number, live_LD, constant_CD, turns, attention)
-        live_LD, constant_CD = checkpoint(_layer, *arguments, use_reentrant=False) if recompute else _layer(*arguments)
+        live_LD, constant_CD = decoder.within(number, recompute, _layer, *arguments)
     return decoder.rms(live_LD, decoder.norm)
 
 

@@ -9,13 +9,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from untail.learn.parts import part_of
+
 
 class Shelf:
     """The host memory is pinned, so that copies run at the bus's speed, and kept from one time to the next: to pin it
     costs more than the copy."""
 
     def __init__(self, tensors: Iterable[Tensor]):
-        self._tensors = [tensor for tensor in tensors if tensor.device.type == "cuda"]
+        self._tensors = [part_of(tensor) for tensor in tensors if tensor.device.type == "cuda"]
         self._devices = [tensor.device for tensor in self._tensors]
         self._host: list[Tensor] = []
         self.holds = False

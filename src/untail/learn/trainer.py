@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -20,15 +21,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from untail.config import LearnConfig, RolloutConfig
 from untail.engine.models.decoder import Decoder
+from untail.engine.models.names import split_out
 from untail.learn.loss import PolicyLoss
 from untail.learn.memory import Memory, gauge_of
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import LossColumns, MicroBatch
 from untail.learn.policy import Hear, Policy
 from untail.learn.prune import prune
+from untail.learn.ranks import Ranks
 from untail.learn.rules import rules_of
 from untail.learn.sample import Sample, normalise, samples_of, teaches
 from untail.learn.shelf import Shelf
@@ -45,6 +49,9 @@ class Trainer:
     """`temperature` is the policy's (`policy_temperature`); `longest`, the longest response that is sampled. `hear`
     gets the hidden states of all that is trained on, once, from the pass that is made for the gradient anyway.
 
+    With a `group` the decoder is sharded over its ranks, in place: every rank makes a trainer of the same weights and
+    calls it with the same batches; losses, figures and weights are those of one alone, to rounding.
+
     With `kl` > 0 the reference is a copy of the decoder as it is now, so a resumed run makes its trainer from the start
     weights and then calls `load_state_dict`. Groups that teach nothing are left out of that KL too.
     """
@@ -56,18 +63,24 @@ class Trainer:
         temperature: float = 1.0,
         longest: int = RolloutConfig().max_tokens,
         hear: Hear | None = None,
+        group: ProcessGroup | None = None,
     ):
         self.config = config
         self.hear = hear
         self.rules = rules_of(config, longest)
-        self.memory = Memory(config, gauge_of(decoder.embed.device))
+        self.ranks = Ranks(group)
+        self.memory = Memory(config, gauge_of(decoder.embed.device), self.ranks)
+        self._dtype = decoder.embed.dtype
         self.policy = Policy(decoder, temperature, config.logit_rows)
         self.reference: Policy | None = None
         if config.kl > 0:
-            self.reference = Policy(copy.deepcopy(decoder).requires_grad_(False), temperature, config.logit_rows)
+            start = copy.deepcopy(decoder).requires_grad_(False)
+            self.ranks.shard(start)
+            self.reference = Policy(start, temperature, config.logit_rows)
         self.values: Values | None = None
         if self.rules.advantage.needs_values:
             self.values = Values(decoder, config, self.rules.advantage, self.memory)
+        self.ranks.shard(decoder)
         self._optimizer = Optimizer(decoder.named_parameters(), config)
         self._shelves = [self._optimizer.shelf]
         if self.reference is not None:
@@ -90,13 +103,15 @@ class Trainer:
         middle = time.perf_counter()
         tally = Tally()
         outcomes = Counter(self._step(minibatch, tally) for minibatch in minibatches)
+        micros = [micro for minibatch in minibatches for micro in minibatch]
+        counts = self.ranks.gather((sum(len(m.columns.target_R) for m in micros), sum(m.tokens for m in micros)))
         return (
             tally.figures()
             | judged.figures
             | {
                 "zero_variance_groups": flat,
-                "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
-                "computed_tokens": sum(micro.tokens for minibatch in minibatches for micro in minibatch),
+                "loss_tokens": sum(in_loss for in_loss, _ in counts),
+                "computed_tokens": sum(computed for _, computed in counts),
                 "masked_tokens": masked,
                 "optimizer_steps": outcomes["taken"],
                 "skipped_updates": outcomes["skipped"],
@@ -128,11 +143,24 @@ class Trainer:
             return tensors, numbers
         return tensors | self.values.tensors(), numbers | {"critic": self.values.numbers()}
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face's names and whole tensors in the precision that is computed in; of a sharded learner every rank
+        has to take all of them, and what is taken may be gone when the next one comes."""
+        decoder = self.policy.decoder
+        if not decoder.is_sharded:
+            return split_out(decoder)
+        from untail.learn.sharded import full_weights
+
+        return full_weights(decoder, self._dtype)
+
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue from `state_dict`, in place: the engine's weights change too."""
         self._optimizer.load(tensors, numbers["optimizer_steps"])
+        self.ranks.refresh(self.policy.decoder)
         if self.values is not None:
             self.values.load(tensors, numbers["critic"])
+            for module in self.values.critic.modules:
+                self.ranks.refresh(module)
 
     def _over_batch(self, samples: list[Sample]) -> None:
         in_loss = [sample.weight_N != 0 for sample in samples]
@@ -153,8 +181,8 @@ class Trainer:
             samples = [sample for group in hand if teaches(group) for sample in group]
             if self.config.prune is not None:
                 prune(samples, self.config.prune)
-            minibatches.append(self.memory.pack(samples, weight.device, dtype, version))
-        return [minibatch for minibatch in minibatches if minibatch]
+            minibatches.append(self.memory.pack(self.ranks.share(samples), weight.device, dtype, version))
+        return self.ranks.level(minibatches, weight.device, dtype)
 
     def _fill_logprobs(self, minibatches: list[Minibatch]) -> None:
         """Before the first step: the reference's log-probs, and pi_prox's of all minibatches but the first."""
@@ -206,19 +234,28 @@ class Trainer:
             self._optimizer.discard()
 
         self.memory.run(minibatch, add, undo, measure=True)
-        return torch.stack(losses).sum(), own
+        return self.ranks.sum(torch.stack(losses).sum()), self.ranks.join(own)
 
     def _look_at_constants(self, minibatch: Minibatch, tally: Tally) -> None:
         """Now and then: how far the gradient with constants is off the exact one."""
         config = self.config.prune
         if config is None or not config.cosine_every or self._optimizer.steps % config.cosine_every:
             return
-        if any(micro.live < micro.tokens for micro in minibatch):
+        if any(self.ranks.gather(any(micro.live < micro.tokens for micro in minibatch))):
             exact = [replace(micro, live=micro.tokens) for micro in minibatch]
-            tally.mean(prune_cosine=cosine(self._gradients(exact), self._gradients(minibatch)))
+            tally.mean(prune_cosine=self._cosine(self._gradients(exact), self._gradients(minibatch)))
+
+    def _cosine(self, ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
+        """Between two gradients, of which each rank has its part."""
+        dots = [
+            torch.stack([(x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)]).sum()
+            for a, b in ((ours, theirs), (ours, ours), (theirs, theirs))
+        ]
+        both, own, other = self.ranks.sum(torch.stack(dots))
+        return both / (own * other).sqrt()
 
     def _gradients(self, minibatch: Minibatch) -> list[Tensor]:
-        """Of all parameters; the optimizer is left without."""
+        """Of all parameters, what of them this rank holds; the optimizer is left without."""
         self._sum_gradients(minibatch)
         gradients = self._optimizer.gradients
         self._optimizer.discard()
@@ -228,15 +265,6 @@ class Trainer:
         self, columns: LossColumns, tally: Tally, rows: slice, logprob: Tensor, entropy: Tensor
     ) -> Tensor:
         return self._loss(logprob, entropy, columns.rows(rows), tally)
-
-
-def cosine(ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
-    """Between two vectors that are given in pieces."""
-    dots = [
-        torch.stack([(x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)]).sum()
-        for a, b in ((ours, theirs), (ours, ours), (theirs, theirs))
-    ]
-    return dots[0] / (dots[1] * dots[2]).sqrt()
 
 
 def _masked_tokens(samples: list[Sample]) -> int:

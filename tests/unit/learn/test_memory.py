@@ -11,6 +11,7 @@ from untail.errors import UserError
 from untail.learn.memory import FIRST, LARGEST, Memory
 from untail.learn.pack import halves, pack
 from untail.learn.policy import Policy
+from untail.learn.ranks import Ranks
 from untail.learn.rules import rules_of
 from untail.learn.sample import samples_of
 from untail.learn.trainer import Trainer
@@ -191,7 +192,7 @@ def test_halves_hold_every_row_once_with_its_columns():
 def measured(room: int, per_token: int, **fields) -> tuple[Memory, FakeGauge]:
     """One that has seen a pass."""
     gauge = FakeGauge(room)
-    memory = Memory(learn_config(**fields), gauge)
+    memory = Memory(learn_config(**fields), gauge, Ranks())
 
     def work(micro):
         gauge.taken = micro.tokens * per_token
@@ -201,8 +202,8 @@ def measured(room: int, per_token: int, **fields) -> tuple[Memory, FakeGauge]:
 
 
 def test_tokens_of_a_pass_come_from_what_passes_needed():
-    assert Memory(learn_config(), None).token_budget == FIRST
-    assert Memory(learn_config(), FakeGauge(10**9)).token_budget == FIRST, "nothing was measured yet"
+    assert Memory(learn_config(), None, Ranks()).token_budget == FIRST
+    assert Memory(learn_config(), FakeGauge(10**9), Ranks()).token_budget == FIRST, "nothing was measured yet"
     assert measured(10**7, 1000)[0].token_budget == 9000
     assert measured(10**12, 1000)[0].token_budget == LARGEST
     assert measured(0, 1000)[0].token_budget == 1
