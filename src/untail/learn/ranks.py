@@ -24,23 +24,23 @@ T = TypeVar("T")
 class Ranks:
     def __init__(self, group: dist.ProcessGroup | None = None):
         """On GPUs the process has set its device."""
-        self._group = group
+        self.group = group
         self.world = 1 if group is None else group.size()
         self.rank = 0 if group is None else group.rank()
 
     def shard(self, module: nn.Module) -> None:
-        if self._group is None:
+        if self.group is None:
             return
         from untail.learn import sharded  # costs a second to import, which one rank alone need not pay
 
         if isinstance(module, Decoder):
-            sharded.shard_decoder(module, self._group)
+            sharded.shard_decoder(module, self.group)
         else:
-            sharded.shard_module(module, self._group)
+            sharded.shard_module(module, self.group)
 
     def refresh(self, module: nn.Module) -> None:
         """After its parameters were written to: what was gathered of them before is of no use."""
-        if self._group is not None:
+        if self.group is not None:
             from untail.learn import sharded
 
             sharded.put_back(module)
@@ -66,21 +66,21 @@ class Ranks:
 
     def gather(self, own: T) -> list[T]:
         """What every rank says; it can be pickled."""
-        if self._group is None:
+        if self.group is None:
             return [own]
         said: list[T | None] = [None] * self.world
-        dist.all_gather_object(said, own, self._group)
+        dist.all_gather_object(said, own, self.group)
         return said  # type: ignore[return-value]
 
     def sum(self, own: Tensor) -> Tensor:
-        if self._group is not None:
+        if self.group is not None:
             own = own.clone()
-            dist.all_reduce(own, group=self._group)
+            dist.all_reduce(own, group=self.group)
         return own
 
     def join(self, own: Tally) -> Tally:
         """As if one rank had gathered it all."""
-        if self._group is None:
+        if self.group is None:
             return own
         joined = Tally()
         for numbers in self.gather(own.numbers()):
