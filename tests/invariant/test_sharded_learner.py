@@ -4,6 +4,7 @@ resume, in whatever number."""
 import json
 import math
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,10 @@ def learn_cases(rank: int, group, cases: list[str]) -> dict:
     return {case: learn(make_trainer(case, rank, group), batches(case)) for case in cases}
 
 
-@pytest.fixture(scope="module")
-def straight():
-    """One alone: figures and weights of every case."""
-    return {case: learn(make_trainer(case), batches(case)) for case in FIELDS}
+@cache
+def straight(case: str):
+    """One alone."""
+    return learn(make_trainer(case), batches(case))
 
 
 @pytest.fixture(scope="module")
@@ -159,38 +160,38 @@ def assert_ranks_learn_the_same(ranks, expected, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", FEW)
-def test_ranks_learn_what_one_alone_learns(few, straight, case):
-    assert_ranks_learn_the_same(few, straight[case], case)
+def test_ranks_learn_what_one_alone_learns(few, case):
+    assert_ranks_learn_the_same(few, straight(case), case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in FIELDS if case not in FEW])
-def test_ranks_learn_what_one_alone_learns_in_every_case(rest, straight, case):
-    assert_ranks_learn_the_same(rest, straight[case], case)
+def test_ranks_learn_what_one_alone_learns_in_every_case(rest, case):
+    assert_ranks_learn_the_same(rest, straight(case), case)
 
 
-def test_what_the_cases_show(straight):
+def test_what_the_cases_show():
     """That something was learned, dropped, skipped: a comparison of nothing says nothing."""
-    count = lambda case, name: sum(figures[name] for figures in straight[case][0])
+    count = lambda case, name: sum(figures[name] for figures in straight(case)[0])
     assert count("plain", "optimizer_steps") == 3
     assert count("drifted", "dropped_minibatches") == 3
     assert count("not finite", "skipped_updates") == 1
     assert count("two minibatches and a reference", "optimizer_steps") > 3
-    assert all("prune_cosine" in figures for figures in straight["constants"][0][:2])
+    assert all("prune_cosine" in figures for figures in straight("constants")[0][:2])
 
 
 @pytest.mark.slow
-def test_two_go_on_from_what_one_saved(resumed, straight):
+def test_two_go_on_from_what_one_saved(resumed):
     for of_rank in resumed:
         assert of_rank["state"] == {"seed": 5}
-        assert_same(of_rank["went_on"], (straight[RESUMED][0][2:], straight[RESUMED][1]))
+        assert_same(of_rank["went_on"], (straight(RESUMED)[0][2:], straight(RESUMED)[1]))
 
 
 @pytest.mark.slow
-def test_one_goes_on_from_what_two_saved(resumed, straight, folder):
+def test_one_goes_on_from_what_two_saved(resumed, folder):
     trainer = make_trainer(RESUMED)
     assert sharded_checkpoint.load(latest(folder), trainer) == {"seed": 7}
-    assert_same(learn(trainer, batches(RESUMED)[2:]), (straight[RESUMED][0][2:], straight[RESUMED][1]))
+    assert_same(learn(trainer, batches(RESUMED)[2:]), (straight(RESUMED)[0][2:], straight(RESUMED)[1]))
 
 
 @pytest.mark.slow
@@ -201,10 +202,10 @@ def test_a_rank_that_cannot_write_leaves_what_was_there(resumed, folder):
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
 
 
-def test_one_goes_on_from_what_it_saved(saved_alone, straight):
+def test_one_goes_on_from_what_it_saved(saved_alone):
     trainer = make_trainer(RESUMED)
     assert sharded_checkpoint.load(saved_alone, trainer) == {"seed": 5}
-    assert_same(learn(trainer, batches(RESUMED)[2:]), (straight[RESUMED][0][2:], straight[RESUMED][1]), 1e-9)
+    assert_same(learn(trainer, batches(RESUMED)[2:]), (straight(RESUMED)[0][2:], straight(RESUMED)[1]), 1e-9)
 
 
 def test_a_rank_that_runs_out_of_memory_says_so(tmp_path, monkeypatch):
