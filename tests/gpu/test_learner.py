@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.helpers.models import random_decoder
 from tests.helpers.running import finish, spec
 from tests.unit.learn.helpers import assert_close, gradient_of_update, group, learn_config, uneven_batch
@@ -146,6 +147,26 @@ def test_what_sleeps_comes_back_bit_for_bit():
         trainer.wake()
         assert all(torch.equal(tensor.cpu(), before[name]) for name, tensor in trainer.state_dict()[0].items())
         trainer.sleep()
+
+
+def test_a_group_of_one_learns_what_one_alone_learns(tmp_path):
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        alone, sharded = on_gpu(torch.bfloat16), on_gpu(torch.bfloat16)
+        config = learn_config(kl=0.1, lr=1e-3, micro_batch_tokens=256)
+        trainers = Trainer(alone, config), Trainer(sharded, config, group=dist.group.WORLD)
+        for step in (1, 2):
+            expected, figures = (trainer.update(made_up_batch(50, step)) for trainer in trainers)
+            assert figures["loss"] == pytest.approx(expected["loss"], abs=0.01)
+            assert figures["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.05)
+            trainers[1].sleep()
+        theirs = dict(trainers[0].weights())
+        for name, tensor in trainers[1].weights():
+            assert tensor.dtype == torch.bfloat16
+            assert relative(tensor, theirs[name]) < 2e-2
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_real_out_of_memory_is_survived():
