@@ -5,9 +5,10 @@ too large and all as large as it are cut in two (one that is a single sequence r
 the passes are made again. What did not fit is not tried again before there is clearly more room. On a CPU nothing is
 measured: passes hold `FIRST` tokens unless the recipe says otherwise.
 
-With need(T) = bytes of the largest pass so far / its tokens * T, gradients included:
-  tokens of a pass = 0.9 free / need(1), at most LARGEST: beyond that a GPU gains nothing
-  a micro-batch of T tokens is recomputed where need(T) > 0.9 free
+need(T), the bytes of a pass of T tokens with its gradient, is the line through the smallest and the largest pass that
+were measured; before there are two of different size it is proportional to T, which is too much for larger passes:
+  tokens of a pass = the most with need(T) <= 0.9 free, at most LARGEST: beyond that a GPU gains nothing
+  a micro-batch of T tokens is recomputed where need(T) > 0.9 free, by the line alone
 """
 
 import gc
@@ -37,7 +38,7 @@ class Gauge(Protocol):
     def free(self) -> int: ...
     def begin(self) -> None: ...
     def peak(self) -> int:
-        """The most that was taken since `begin`, above what was taken then."""
+        """The most that was taken since it was last asked for, above what was taken at `begin`."""
         ...
 
 
@@ -56,7 +57,9 @@ class CudaGauge:
         self._before = torch.cuda.memory_allocated(self._device)
 
     def peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device) - self._before
+        most = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return most - self._before
 
 
 def gauge_of(device: torch.device) -> Gauge | None:
@@ -71,12 +74,47 @@ class Limit:
     free: int
 
 
+class Line:
+    """Bytes against tokens of the passes that were measured."""
+
+    def __init__(self) -> None:
+        self.smallest: tuple[int, int] | None = None
+        self.largest: tuple[int, int] | None = None
+
+    def note(self, tokens: int, needed: int) -> None:
+        if self.smallest is None or tokens <= self.smallest[0]:
+            self.smallest = (tokens, needed)
+        if self.largest is None or tokens >= self.largest[0]:
+            self.largest = (tokens, needed)
+
+    @property
+    def slope(self) -> float | None:
+        """Bytes of a token more; not from two points that are close together."""
+        if self.smallest is None or self.largest is None:
+            return None
+        (few, little), (many, much) = self.smallest, self.largest
+        return (much - little) / (many - few) if many >= 1.5 * few and much > little else None
+
+    def need(self, tokens: int) -> float:
+        """0 where nothing was measured."""
+        if self.largest is None:
+            return 0.0
+        many, much = self.largest
+        return much / many * tokens if self.slope is None else max(0.0, much + self.slope * (tokens - many))
+
+    def tokens(self, room: float) -> int:
+        """The most that need no more than `room`."""
+        assert self.largest is not None
+        many, much = self.largest
+        return int(room * many / max(much, 1) if self.slope is None else many + (room - much) / self.slope)
+
+
 class Memory:
     def __init__(self, config: LearnConfig, gauge: Gauge | None, ranks: Ranks):
         self.ranks = ranks
         self._config = config
         self._gauge = gauge
-        self._largest: tuple[int, int] | None = None  # tokens and bytes of a pass with gradient, not recomputed
+        self._line = Line()
         self._most: Limit | None = None  # tokens of a pass of several sequences
         self._most_kept: Limit | None = None  # tokens of a sequence whose activations are kept
         self._free = 0  # when the passes under way began
@@ -86,10 +124,8 @@ class Memory:
         """Bytes that the next update would like to have free. One that ran out takes all that it can get."""
         if self._holds(self._most) or self._holds(self._most_kept):
             return sys.maxsize
-        if self._largest is None:
-            return 0
         asked = self._config.micro_batch_tokens
-        return int(self._need(AMPLE if asked == "auto" else asked) / MARGIN)
+        return int(self._line.need(AMPLE if asked == "auto" else asked) / MARGIN)
 
     @property
     def token_budget(self) -> int:
@@ -99,9 +135,9 @@ class Memory:
         return min(wanted, self._most.tokens) if self._most is not None and self._holds(self._most) else wanted
 
     def _measured_tokens(self) -> int:
-        if self._gauge is None or self._largest is None:
+        if self._gauge is None or self._line.largest is None:
             return FIRST
-        return max(1, min(LARGEST, int(MARGIN * self._gauge.free() / self._need(1))))
+        return max(1, min(LARGEST, self._line.tokens(MARGIN * self._gauge.free())))
 
     def recomputes(self, tokens: int) -> bool:
         """Whether a micro-batch of so many tokens has to compute its activations twice."""
@@ -109,9 +145,9 @@ class Memory:
             return self._config.recompute
         if self._most_kept is not None and self._holds(self._most_kept) and tokens > self._most_kept.tokens:
             return True
-        if self._gauge is None or self._largest is None:
+        if self._gauge is None or self._line.slope is None:
             return False
-        return self._need(tokens) > MARGIN * self._gauge.free()
+        return self._line.need(tokens) > MARGIN * self._gauge.free()
 
     def pack(
         self, samples: Iterable[Sample], device: torch.device, dtype: torch.dtype, version: int = 0
@@ -145,7 +181,7 @@ class Memory:
         if self._gauge is not None:
             self._free = self._gauge.free()
             self._gauge.begin()
-        for micro in micros:
+        for number, micro in enumerate(micros):
             try:
                 work(micro)
             except RuntimeError as error:
@@ -156,7 +192,10 @@ class Memory:
                     raise self._lost(micro, reason) from error
                 return micro, reason
             if measure and self._gauge is not None and not micro.recompute:
-                self._note(micro.tokens, self._gauge.peak())
+                peak = self._gauge.peak()
+                # While the first is computed, the memory of the gradients is not taken yet.
+                if number > 0 or self._line.largest is None:
+                    self._line.note(micro.tokens, peak)
         return None
 
     def _lost(self, micro: MicroBatch, reason: str) -> UserError:
@@ -165,10 +204,6 @@ class Memory:
             f"rank {self.ranks.rank} of {self.ranks.world} ran out of memory in a pass of {micro.tokens} tokens "
             f"({reason}); set learn.micro_batch_tokens below that, learn.recompute to true, or use more ranks"
         )
-
-    def _note(self, tokens: int, peak: int) -> None:
-        if self._largest is None or tokens > self._largest[0]:
-            self._largest = (tokens, peak)
 
     def _smaller(self, micros: list[MicroBatch], failed: MicroBatch, reason: str) -> list[MicroBatch]:
         if len(failed.samples) > 1:
@@ -192,10 +227,6 @@ class Memory:
     def _holds(self, limit: "Limit | None") -> bool:
         """Not where there is clearly more room than there was."""
         return limit is not None and (self._gauge is None or self._gauge.free() < ROOMIER * limit.free)
-
-    def _need(self, tokens: int) -> float:
-        assert self._largest is not None
-        return self._largest[1] / self._largest[0] * tokens
 
 
 def ran_out(error: RuntimeError) -> bool:

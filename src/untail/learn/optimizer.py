@@ -15,14 +15,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from untail.config import LearnConfig
 from untail.errors import WeightsError
 from untail.learn.parts import part_of, whole_of
-from untail.learn.shelf import Shelf
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """Takes `steps` steps of AdamW; matrices decay, norms and biases do not. Masters and moments can be put on `shelf`
-    between updates."""
+    """Takes `steps` steps of AdamW; matrices decay, norms and biases do not."""
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], config: LearnConfig):
         self.steps = 0
@@ -38,10 +36,13 @@ class Optimizer:
         for master in masters:
             zeros = {name: torch.zeros_like(master) for name in MOMENTS}
             self._adam.state[master] = {"step": torch.zeros((), device=master.device)} | zeros
+
+    @property
+    def own(self) -> list[Tensor]:
+        """What nobody else reads: moments, and masters that are not the parameters themselves."""
         moments = [state[name] for state in self._adam.state.values() for name in MOMENTS]
-        # A master that is the parameter itself stays: the engine reads it.
-        copies = [m for m, parameter in zip(masters, self._parameters.values(), strict=True) if m is not parameter]
-        self.shelf = Shelf(moments + copies)
+        pairs = zip(self._masters.values(), self._parameters.values(), strict=True)
+        return moments + [master for master, parameter in pairs if master is not parameter]
 
     @property
     def lr(self) -> float:

@@ -43,6 +43,16 @@ def prune(samples: list[Sample], config: PruneConfig) -> int:
     return int(leaves.sum())
 
 
+def dot_products(ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
+    """Of two gradients in pieces: with each other, and of each with itself; [3]. Those of all ranks add up."""
+    return torch.stack(
+        [
+            torch.stack([(x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)]).sum()
+            for a, b in ((ours, theirs), (ours, ours), (theirs, theirs))
+        ]
+    )
+
+
 def _scores(sample: Sample) -> np.ndarray:
     """NaN, which is never among the lowest, where the log-prob is not known."""
     return np.abs(sample.advantage_N) * -np.expm1(column.policy_logprob(sample.trajectory))

@@ -10,7 +10,6 @@ policy that is being trained; later minibatches do.
 
 import copy
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from untail.learn.memory import Memory, gauge_of
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import LossColumns, MicroBatch
 from untail.learn.policy import Hear, Policy
-from untail.learn.prune import prune
+from untail.learn.prune import dot_products, prune
 from untail.learn.ranks import Ranks
 from untail.learn.rules import rules_of
 from untail.learn.sample import Sample, normalise, samples_of, teaches
@@ -82,11 +81,9 @@ class Trainer:
             self.values = Values(decoder, config, self.rules.advantage, self.memory)
         self.ranks.shard(decoder)
         self._optimizer = Optimizer(decoder.named_parameters(), config)
-        self._shelves = [self._optimizer.shelf]
-        if self.reference is not None:
-            self._shelves.append(Shelf(self.reference.decoder.parameters()))
-        if self.values is not None:
-            self._shelves.append(self.values.critic.optimizer.shelf)
+        of_reference = [] if self.reference is None else self.reference.decoder.parameters()
+        of_critic = [] if self.values is None else self.values.critic.optimizer.own
+        self._shelf = Shelf([*self._optimizer.own, *of_reference, *of_critic])
         low, high = self.rules.advantage.clip
         self._loss = PolicyLoss(self.rules.importance, config.clip_low or low, config.clip_high or high, config.kl)
 
@@ -124,17 +121,14 @@ class Trainer:
     @property
     def memory_wanted(self) -> int:
         """Bytes of its device that the next update would like to have free."""
-        shelves = sum(shelf.bytes for shelf in self._shelves if shelf.holds)
-        return min(sys.maxsize, shelves + self.memory.wanted)
+        return self.memory.wanted + (self._shelf.bytes if self._shelf.holds else 0)
 
     def sleep(self) -> None:
         """Put what only an update needs away in host memory; the next update takes it back."""
-        for shelf in self._shelves:
-            shelf.put_away()
+        self._shelf.put_away()
 
     def wake(self) -> None:
-        for shelf in self._shelves:
-            shelf.take_back()
+        self._shelf.take_back()
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and optimizer state as flat tensors (not copied: write them before the next update), and numbers."""
@@ -243,16 +237,8 @@ class Trainer:
             return
         if any(self.ranks.gather(any(micro.live < micro.tokens for micro in minibatch))):
             exact = [replace(micro, live=micro.tokens) for micro in minibatch]
-            tally.mean(prune_cosine=self._cosine(self._gradients(exact), self._gradients(minibatch)))
-
-    def _cosine(self, ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
-        """Between two gradients, of which each rank has its part."""
-        dots = [
-            torch.stack([(x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)]).sum()
-            for a, b in ((ours, theirs), (ours, ours), (theirs, theirs))
-        ]
-        both, own, other = self.ranks.sum(torch.stack(dots))
-        return both / (own * other).sqrt()
+            dots = self.ranks.sum(dot_products(self._gradients(exact), self._gradients(minibatch)))
+            tally.mean(prune_cosine=dots[0] / (dots[1] * dots[2]).sqrt())
 
     def _gradients(self, minibatch: Minibatch) -> list[Tensor]:
         """Of all parameters, what of them this rank holds; the optimizer is left without."""
