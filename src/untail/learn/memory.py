@@ -121,8 +121,8 @@ class Memory:
 
     @property
     def wanted(self) -> int:
-        """Bytes that the next update would like to have free. One that ran out takes all that it can get."""
-        if self._holds(self._most) or self._holds(self._most_kept):
+        """Bytes that the next update would like to have free: all, where nothing was measured yet or memory ran out."""
+        if self._line.largest is None or self._holds(self._most) or self._holds(self._most_kept):
             return sys.maxsize
         asked = self._config.micro_batch_tokens
         return int(self._line.need(AMPLE if asked == "auto" else asked) / MARGIN)
@@ -211,9 +211,9 @@ class Memory:
         elif self._config.recompute == "auto" and not failed.recompute:
             self._most_kept = Limit(failed.tokens - 1, self._free)
         else:
-            help = "" if failed.recompute else "set learn.recompute to 'auto', "
+            advice = "" if failed.recompute else "set learn.recompute to 'auto', "
             raise UserError(
-                f"the update ran out of memory on one sequence of {failed.tokens} tokens ({reason}); {help}lower "
+                f"the update ran out of memory on one sequence of {failed.tokens} tokens ({reason}); {advice}lower "
                 "rollout.max_tokens, learn.logit_rows or engine.kv_gib, or use a larger GPU"
             )
         smaller = []

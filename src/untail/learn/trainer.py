@@ -81,7 +81,8 @@ class Trainer:
             self.values = Values(decoder, config, self.rules.advantage, self.memory)
         self.ranks.shard(decoder)
         self._optimizer = Optimizer(decoder.named_parameters(), config)
-        of_reference = [] if self.reference is None else self.reference.decoder.parameters()
+        # What a sharded reference holds of its weights stays with the machinery that gathers them.
+        of_reference = [] if self.reference is None or group is not None else self.reference.decoder.parameters()
         of_critic = [] if self.values is None else self.values.critic.optimizer.own
         self._shelf = Shelf([*self._optimizer.own, *of_reference, *of_critic])
         low, high = self.rules.advantage.clip

@@ -205,6 +205,7 @@ def measured(room: int, per_token: int, fixed: int = 0, **fields) -> tuple[Memor
 def test_tokens_of_a_pass_come_from_what_passes_needed():
     assert Memory(learn_config(), None, Ranks()).token_budget == FIRST
     assert Memory(learn_config(), FakeGauge(10**9), Ranks()).token_budget == FIRST, "nothing was measured yet"
+    assert Memory(learn_config(), FakeGauge(10**9), Ranks()).wanted > 10**15
     assert measured(10**7, 1000)[0].token_budget == pytest.approx(9000, abs=1)
     assert measured(10**7, 1000, fixed=4 * 10**6)[0].token_budget == pytest.approx(5000, abs=1)
     assert measured(10**12, 1000)[0].token_budget == LARGEST

@@ -98,8 +98,9 @@ class Decoder(nn.Module):
 
     def within(self, number: int, recompute: bool, work: Callable[..., T], *arguments: Any) -> T:
         """`work` with a layer's parameters."""
-        steps: tuple[Any, ...] = (self._layers[number], work, *arguments) if self.is_sharded else (work, *arguments)
-        return checkpoint(*steps, use_reentrant=False) if recompute else steps[0](*steps[1:])
+        if self.is_sharded:
+            work, arguments = self._layers[number], (work, *arguments)
+        return checkpoint(work, *arguments, use_reentrant=False) if recompute else work(*arguments)
 
     def layer(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         return self.after_attention(number, hidden_TD, attention(number, *self.qkv(number, hidden_TD, cos, sin)))
