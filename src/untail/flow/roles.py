@@ -24,9 +24,11 @@ from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
 from untail.errors import UserError
 from untail.flow.channel import Channel
+from untail.flow.in_turn import InTurn, build_beside
 from untail.history import earlier
 from untail.history.store import History
 from untail.learn import checkpoint
+from untail.learn.memory import gauge_of
 from untail.learn.pack import MicroBatch
 from untail.learn.rules import refuse_blind
 from untail.learn.trainer import Trainer
@@ -124,7 +126,9 @@ class LocalRoles(LocalJudge):
         self.drafters = self.speculator.learning if self.speculator is not None else []
         temperature, longest = recipe.rollout.temperature, recipe.rollout.max_tokens
         hear = self._tell_drafters if self.drafters else None
-        self.trainer = Trainer(model.decoder, recipe.learn, temperature, longest, hear)
+        make_trainer = partial(Trainer, model.decoder, recipe.learn, temperature, longest, hear)
+        self.trainer = build_beside(self.backend.engine, make_trainer)
+        self._in_turn = InTurn(self.backend, self.trainer, gauge_of(model.decoder.embed.device))
         gives = self.backend.capabilities
         refuse_blind(self.trainer.rules, "native", entropy=gives.entropy != "none", logprobs=gives.logprobs)
 
@@ -189,9 +193,10 @@ class LocalRoles(LocalJudge):
     async def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and publish the weights under the step's number as their version."""
         await self.backend.pause("keep")
+        await self._in_turn.learn()
         figures = await self._aside(self._update, batch)
         await self.backend.load_weights(None, batch.step)
-        await self.backend.resume()
+        await self._in_turn.sample()
         return figures
 
     def _update(self, batch: Batch) -> dict[str, float]:
