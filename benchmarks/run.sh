@@ -40,7 +40,7 @@ $untail compare ulorl --vary 'learn.masks.mastered=false,{}' --steps 40 --seeds 
 .venv/bin/python benchmarks/curves.py $data/mastered.curves.json runs/mastered/*/
 
 # The critic's error at segment ends with value bridging and without; what pruned tokens save in an update.
-.venv/bin/python benchmarks/bridging.py $data/bridging.json
+.venv/bin/python benchmarks/bridging.py $data/bridging.json 24 0,1
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/token_pruning.py $data/token_pruning.json
 
 # In virtual time: 8 engines, 64 x 8 trajectories a step.
@@ -53,24 +53,23 @@ $untail simulate --trace runs/first-segment.jsonl --recipes ulorl,es-grpo --set 
 $untail simulate --recipes benchmarks/sim/no-repack.toml,benchmarks/sim/laminar.toml --json | tail -1 > $data/sim-laminar.json
 
 # Between segments: what pruning and forking do to groups without variance, and to the score at equal tokens. Responses
-# of the tiny model are short, so segments are, too.
+# of the tiny model are short, so segments are, too. No rule is switched off by its audit, or there would be nothing to see.
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/fork.py $data/fork.json
-short="--set mechanisms.fixed.segments=32 --set rollout.patience=segment --set validation.every=4"
+short="--set mechanisms.fixed.segments=32 --set rollout.patience=segment --set validation.every=4 --set rollout.max_false_kills=1.0"
 rm -rf runs/vary-dygs runs/vary-adaseg runs/prune-fork
 $untail compare dygs --vary mechanisms.outliers.probability=0.3,0.5,0.7 --steps 24 $short \
   --set mechanisms.outliers.combine=any --out runs/vary-dygs --json | tail -1 > $data/vary-dygs.json
 $untail compare adaseg --vary mechanisms.tournament.share=0.3,0.5,0.7 --steps 24 --set mechanisms.tournament.floor=0.25 \
   --set mechanisms.entropy.min_stride=128 --set mechanisms.entropy.max_stride=512 --set rollout.watch_every=8 \
-  --set validation.every=4 --out runs/vary-adaseg --json | tail -1 > $data/vary-adaseg.json
+  --set validation.every=4 --set rollout.max_false_kills=1.0 --out runs/vary-adaseg --json | tail -1 > $data/vary-adaseg.json
 $untail compare grpo dygs adaseg --steps 24 --set validation.every=4 --out runs/prune-fork --json \
   | tail -1 > $data/prune-fork.json
 rm -rf runs/fork-or-not
 $untail compare dygs --ablate out --steps 24 $short --set mechanisms.outliers.combine=any --out runs/fork-or-not --json \
   | tail -1 > $data/fork-or-not.json
-(cd runs && grep '"e": "off"' vary-*/*/events.jsonl fork-or-not/*/events.jsonl) > $data/prune-off.txt || true  # rules that the audit switched off
 for recipe in dygs dyg-seg; do  # everybody who is pruned runs on: would it have been rewarded?
   rm -rf runs/pruned-$recipe
-  $untail train $recipe --steps 24 $short --set rollout.audit=1.0 --set rollout.max_false_kills=1.0 \
+  $untail train $recipe --steps 24 $short --set rollout.audit=1.0 \
     --out runs/pruned-$recipe
 done
 .venv/bin/python benchmarks/pruning.py $data/pruning.json runs/pruned-*

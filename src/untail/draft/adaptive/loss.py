@@ -22,25 +22,25 @@ from untail.draft.adaptive.data import Windows
 from untail.draft.adaptive.model import DraftModel, turn_of
 from untail.engine.models.decoder import Decoder
 
-MOST_SCORED = 512  # rows of [rows x vocab] that exist at once
+MOST_SCORED = 512  # rows of [rows x vocab], for the target and for each pass
 
 
 def draft_loss(
     model: DraftModel, target: Decoder, windows: Windows, test_steps: int, random: torch.Generator
 ) -> Tensor:
     """Pre: a row of the windows is in the loss."""
-    guesses = passes(model, target, windows, test_steps)
-    index_R = rows_in_loss(windows, test_steps)
     wanted_TD, head_VD = windows.wanted_TD.to(model.fc.dtype), target.output_weight.detach()
+    index_R = rows_in_loss(windows, test_steps)
     chosen_S = torch.randperm(len(index_R), generator=random)[: scored_rows(model, head_VD, len(index_R))]
     index_S = index_R[chosen_S.to(index_R.device)]
-    probs_SV = F.linear(windows.wanted_TD[index_S].to(head_VD.dtype), head_VD).float().softmax(-1)
-    total = torch.zeros((), device=wanted_TD.device)
-    for guess_TD in guesses:
-        logprobs_SV = F.linear(guess_TD[index_S].to(head_VD.dtype), head_VD).float().log_softmax(-1)
-        cross_entropy = -(probs_SV * logprobs_SV).sum(-1).mean()
-        total = total + 0.5 * F.smooth_l1_loss(guess_TD[index_R], wanted_TD[index_R]) + 0.5 * cross_entropy
-    return total / len(guesses)
+    guesses = passes(model, target, windows, test_steps)
+    # All at once: to read the head costs more than to multiply a few rows by it.
+    states = torch.cat([states_TD[index_S] for states_TD in (wanted_TD, *guesses)])
+    wanted_SV, *guessed = F.linear(states.to(head_VD.dtype), head_VD).float().split(len(index_S))
+    probs_SV = wanted_SV.detach().softmax(-1)
+    far = sum(-(probs_SV * logits_SV.log_softmax(-1)).sum(-1).mean() for logits_SV in guessed)
+    near = sum(F.smooth_l1_loss(guess_TD[index_R], wanted_TD[index_R]) for guess_TD in guesses)
+    return (0.5 * near + 0.5 * far) / len(guesses)
 
 
 def scored_rows(model: DraftModel, head_VD: Tensor, rows: int) -> int:

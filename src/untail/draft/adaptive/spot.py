@@ -47,10 +47,10 @@ class Spot:
         self._target = target
         self._test_steps = test_steps
         self._seed = seed
-        self._adam = torch.optim.Adam(self.model.parameters(), lr=lr, betas=BETAS)
+        self._adam = torch.optim.Adam(self.model.parameters(), lr=lr, betas=BETAS, fused=True)
         for parameter in self.model.parameters():
             moments = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
-            self._adam.state[parameter] = {"step": torch.zeros(())} | moments
+            self._adam.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | moments
         self._training = threading.Lock()  # held during a slice, and by whoever reads or writes the weights
         self._published: deque[dict[str, Tensor]] = deque(maxlen=1)
         self._allowed = threading.Event()

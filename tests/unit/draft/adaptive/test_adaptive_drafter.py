@@ -175,6 +175,27 @@ def test_siblings_fill_in_their_prompt_once():
     assert not checked.wrong
 
 
+def resident(engine: Engine, name: str, length: int, blocks: list[int]) -> Sequence:
+    """A sequence that has caught up in these blocks, put there by hand."""
+    sequence = Sequence(spec(name, length, 1))
+    sequence.blocks, sequence.computed = blocks, length - 1
+    hidden = hidden_states(engine.decoder, torch.tensor(sequence.tokens))
+    for position in range(length - 1):
+        engine.runner.hidden[blocks[position // BLOCK], position % BLOCK] = hidden[position]
+    return sequence
+
+
+@torch.no_grad()
+def test_a_block_that_held_somebodys_drafts_meanwhile_is_filled_in_again():
+    engine, checked = make()
+    drafts = lambda sequence: checked.propose([Ask(sequence, 5)])
+    drafts(resident(engine, "a", 40, [0, 1, 2, 3]))
+    drafts(resident(engine, "b", 17, [4, 1]))
+    drafts(resident(engine, "a", 40, [0, 1, 2, 3]))
+    assert [jobs[0][0] for jobs in checked.filled_in] == [0, 0, 1]
+    assert not checked.wrong
+
+
 def test_a_long_context_costs_a_window():
     engine, checked = make(window=32)
     engine.add(spec("a", 150, 40))

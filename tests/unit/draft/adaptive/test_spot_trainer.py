@@ -181,6 +181,23 @@ def test_pausing_and_waiting_is_to_have_the_device(target, learned_from):
     spot.close()
 
 
+def test_a_slice_that_was_about_to_begin_does_not(target, learned_from):
+    """It was asked back while it waited for whoever held the weights."""
+    spot = make(target, learned_from)
+
+    class AskedBackMeanwhile:
+        def __enter__(self):
+            spot.pause()
+
+        def __exit__(self, *error):
+            pass
+
+    spot._training = AskedBackMeanwhile()
+    spot.allow()
+    spot._stint()
+    assert spot.slices == 0
+
+
 def test_a_slice_that_raises_is_counted_and_training_goes_on(target, learned_from, monkeypatch):
     real, calls = spot_module.draft_loss, []
 
