@@ -35,3 +35,9 @@ def test_temperatures():
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_launches_of_several_steps(rows):
     kernels.check_launches("cuda", rows, steps=4)
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_several_tokens_of_a_row(family, width):
+    kernels.check_width("cuda", kernels.SHAPES[family], width)

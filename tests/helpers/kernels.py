@@ -8,6 +8,8 @@ import torch
 from untail.engine import sampler
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.blocks import BLOCK, blocks_for
+from untail.engine.decode_state import DecodeState, Row
+from untail.engine.graphs import DecodeGraphs
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.shape import Rope, Shape
 
@@ -74,13 +76,25 @@ def check_attention(device: str, shape: Shape, given: list[tuple[int, int]]) -> 
     torch.testing.assert_close(mine, theirs)
 
 
-def make_rows(contexts: list[int], room: int):
-    from untail.engine.graphs import Row
-
+def make_rows(contexts: list[int], room: int) -> list[Row]:
     return [
         Row(7 * number + 3, context, 1000 * number + 1, room, blocks, stop_ids=(5, 140))
         for number, (context, blocks) in enumerate(zip(contexts, scattered(contexts, room + 1), strict=True))
     ]
+
+
+def make_graphs(decoder: Decoder, kv: torch.Tensor, rows: list[Row], steps: int) -> DecodeGraphs:
+    """Over as many rows as the bucket that holds these."""
+    from untail.engine.triton_kernels import TritonKernels
+
+    kernels = TritonKernels(decoder)
+    state = DecodeState.make(8, blocks_for(decoder.shape.context), steps, kv.device)
+    state.write(dict(enumerate(rows)))
+    return DecodeGraphs(state, lambda count, width: kernels.step(kv, state, count, width))
+
+
+def bucket(rows: list[Row]) -> int:
+    return next(size for size in (1, 2, 4, 8) if size >= len(rows))
 
 
 def reference_logits(decoder: Decoder, kv: torch.Tensor, rows) -> torch.Tensor:
@@ -98,14 +112,14 @@ def reference_logits(decoder: Decoder, kv: torch.Tensor, rows) -> torch.Tensor:
 def check_step(device: str, shape: Shape, kind: str, count: int, **options) -> None:
     """Logits, keys, values, the drawn token and all its figures equal the reference's."""
     from untail.engine import fused
-    from untail.engine.graphs import DecodeGraphs
 
     decoder, rows = make_decoder(shape, device), make_rows(CONTEXTS[:count], 4)
     kv = make_kv(shape, 1 + max(max(row.blocks) for row in rows), device)
     theirs = kv.clone()
-    graphs = DecodeGraphs(decoder, kv, count, 256, 1)
-    graphs.write(rows)
-    step = getattr(fused, kind)(decoder, kv, graphs.state, count, graphs.chained, **options)
+    state = DecodeState.make(count, 16, 1, device)
+    state.write(dict(enumerate(rows)))
+    chained = kv.is_cuda and torch.cuda.get_device_capability()[0] >= 9
+    step = getattr(fused, kind)(decoder, kv, state, count, chained, **options)
     step()
     logits = reference_logits(decoder, theirs, rows)
     torch.testing.assert_close(step.logits, logits, atol=1e-4, rtol=1e-4)
@@ -115,24 +129,20 @@ def check_step(device: str, shape: Shape, kind: str, count: int, **options) -> N
     column = lambda values: torch.tensor(values, device=device)
     uniform = sampler.uniform(column([row.stream for row in rows]), column([row.position + 1 for row in rows]))
     tokens = sampler.draw(probs, uniform)
-    torch.testing.assert_close(graphs.state.tokens_out[0], tokens)
+    torch.testing.assert_close(state.tokens_out[0], tokens)
     chosen = policy.gather(1, tokens[:, None])[:, 0]
     expected = (chosen, chosen, -(probs * policy).sum(-1), probs[:, [5, 140]].sum(-1))
-    torch.testing.assert_close(graphs.state.figures_out[0], torch.stack(expected, 1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(state.figures_out[0], torch.stack(expected, 1), atol=1e-4, rtol=1e-4)
 
 
 def check_temperatures(device: str) -> None:
     """Greedy takes the best token with behaviour log-prob 0; other temperatures are drawn from and reported as such."""
     shape = SHAPES["llama"]
-    from untail.engine.graphs import DecodeGraphs
-
     decoder, given = make_decoder(shape, device), make_rows(CONTEXTS[:4], 4)
     kv = make_kv(shape, 1 + max(max(row.blocks) for row in given), device)
     temperatures = [(1.0, 0.0), (0.7, 0.7), (1.0, 2.0), (1.5, 1.0)]  # the policy's, the behaviour's
     rows = [row._replace(policy_temperature=p, temperature=b) for row, (p, b) in zip(given, temperatures, strict=True)]
-    graphs = DecodeGraphs(decoder, kv, 4, 256, 1)
-    graphs.write(rows)
-    drawn = graphs.launch(1).wait()
+    drawn = make_graphs(decoder, kv, rows, 1).launch(4).wait()
     with torch.inference_mode():
         logits = reference_logits(decoder, kv.clone(), rows).cpu()
     assert drawn.tokens[0, 0] == logits[0].argmax()
@@ -154,8 +164,6 @@ def check_temperatures(device: str) -> None:
 def check_launches(device: str, count: int, steps: int) -> None:
     """Several steps a launch draw what single steps draw; rows stop at their budget or stop id and touch nothing more;
     two launches under way give the same as one after the other."""
-    from untail.engine.graphs import DecodeGraphs
-
     decoder, budget = make_decoder(SHAPES["llama"], device), 2 * steps + 1
     rows = make_rows(CONTEXTS[:count], budget)
     rows = [row._replace(left=min(budget, 2 + 3 * number)) for number, row in enumerate(rows)]
@@ -163,11 +171,10 @@ def check_launches(device: str, count: int, steps: int) -> None:
 
     def run(sizes: list[int], ahead: bool) -> tuple[list[list[int]], torch.Tensor]:
         kv = start.clone()
-        graphs = DecodeGraphs(decoder, kv, 8, 256, steps)
-        graphs.write(rows)
+        graphs = make_graphs(decoder, kv, rows, steps)
         launches, drawn = [], []
         for size in sizes:
-            launches.append(graphs.launch(size))
+            launches.append(graphs.launch(bucket(rows), size))
             if not ahead:
                 drawn.append(launches[-1].wait().tokens.copy())
         drawn = [launch.wait().tokens for launch in launches] if ahead else drawn
@@ -180,3 +187,37 @@ def check_launches(device: str, count: int, steps: int) -> None:
     for row, tokens in zip(rows, single, strict=True):
         stopped = [number for number, token in enumerate(tokens) if token in row.stop_ids]
         assert len(tokens) == (stopped[0] + 1 if stopped else row.left)
+
+
+@torch.inference_mode()
+def check_width(device: str, shape: Shape, width: int) -> None:
+    """Several tokens of a row in one step draw what they draw one after another, and write the same keys; a row with
+    fewer of them writes nothing beyond."""
+    from untail.engine.fused import PlainStep
+
+    decoder, rows = make_decoder(shape, device), make_rows(CONTEXTS[:3], width)
+    kv = make_kv(shape, 1 + max(max(row.blocks) for row in rows), device)
+    theirs, drafts = kv.clone(), [[11, 12, 13, 14, 15, 16, 17][: width - 1 - number % 2] for number in range(3)]
+    tokens = [[row.token, *its] for row, its in zip(rows, drafts, strict=True)]
+    state = DecodeState.make(3 * width, 16, 1, device)
+    state.write(
+        {
+            number * width + place: row._replace(token=token, position=row.position + place)
+            for number, row in enumerate(rows)
+            for place, token in enumerate(tokens[number])
+        }
+    )
+    state.write_tables({number: row.blocks for number, row in enumerate(rows)})
+    chained = kv.is_cuda and torch.cuda.get_device_capability()[0] >= 9
+    step = PlainStep(decoder, kv, state, 3, chained, width)
+    step()
+    for number, row in enumerate(rows):
+        for place, token in enumerate(tokens[number]):
+            one = row._replace(token=token, position=row.position + place)
+            logits = reference_logits(decoder, theirs, [one])
+            at = number * width + place
+            torch.testing.assert_close(step.logits[at], logits[0], atol=1e-4, rtol=1e-4)
+            column = lambda value: torch.tensor([value], device=device)
+            uniform = sampler.uniform(column(row.stream), column(one.position + 1))
+            assert state.tokens_out[0, at] == sampler.draw(logits.softmax(-1), uniform)[0]
+    torch.testing.assert_close(kv, theirs, atol=1e-4, rtol=1e-4)

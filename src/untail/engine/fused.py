@@ -1,7 +1,7 @@
 """One decode step, one token for each sequence: the decoder of models/decoder.py in few kernels.
 
-For a few sequences five fused kernels a layer (`FusedStep`), for many a library's matrix products and one kernel
-between each two (`PlainStep`).
+For a few sequences five fused kernels a layer (`FusedStep`), for many, or several tokens of each, a library's matrix
+products and one kernel between each two (`PlainStep`).
 
 Invariant: a step reads ids, positions, block tables and temperatures from the state on the device, writes keys, values,
 the drawn tokens and the moved-on state there, and asks the host nothing; so it can be captured as it is. Fused kernels
@@ -17,41 +17,13 @@ from torch import Tensor
 
 from untail.engine.attention.triton_paged import Scratch, decode_attention, rows_for, splits_for, supports
 from untail.engine.blocks import BLOCK
+from untail.engine.decode_state import DecodeState
 from untail.engine.kernels.elementwise import add_norm_kernel, rope_kv_kernel, silu_kernel
 from untail.engine.kernels.linear import gate_up_kernel, qkv_kernel, residual_kernel
 from untail.engine.kernels.sample import RUN, draw_kernel, head_kernel, runs_kernel
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.shape import Shape
-
-STOPS = 8  # stop ids of a row that the device tests; more than these stay with the host's sampler
-
-
-@dataclass
-class DecodeState:
-    """A row for each sequence in a slot. What the host writes before a launch, and what launches move on."""
-
-    ids: Tensor  # int64: the newest token, not computed yet
-    positions: Tensor  # int64: its position
-    tables: Tensor  # int32 [rows, blocks]
-    streams: Tensor  # int64
-    policy_T: Tensor
-    behaviour_T: Tensor  # 0: greedy
-    stops: Tensor  # int64 [rows, STOPS], -1 where there is none
-    left: Tensor  # int32: tokens it may still draw
-    live: Tensor  # int32: 0 is a row that is padding, or has stopped
-    clock: Tensor  # int32: steps since the host began a launch
-    tokens_out: Tensor  # int64 [steps, rows], -1 where a row drew nothing
-    figures_out: Tensor  # float32 [steps, rows, 4]: sampler.Figures
-
-    @classmethod
-    def make(cls, rows: int, blocks: int, steps: int, device: torch.device | str) -> "DecodeState":
-        zeros = lambda *size, dtype=torch.int64: torch.zeros(size, dtype=dtype, device=device)
-        ones = lambda *size: torch.ones(size, device=device)
-        return cls(
-            zeros(rows), zeros(rows), zeros(rows, blocks, dtype=torch.int32), zeros(rows), ones(rows), ones(rows),
-            zeros(rows, STOPS) - 1, zeros(rows, dtype=torch.int32), zeros(rows, dtype=torch.int32),
-            zeros(rows, dtype=torch.int32), zeros(steps, rows), zeros(steps, rows, 4, dtype=torch.float32),
-        )  # fmt: skip
+from untail.engine.sequence import STOPS
 
 
 class Tile(NamedTuple):
@@ -164,35 +136,68 @@ class FusedStep:
         )  # fmt: skip
 
 
+@dataclass
+class Workspace:
+    """What lies between the kernels of a step, for so many tokens; one step after another may use the same."""
+
+    tokens: int
+    hidden: Tensor
+    normed: Tensor
+    delta: Tensor
+    qkv: Tensor
+    q: Tensor
+    attended: Tensor
+    gate_up: Tensor
+    active: Tensor
+    logits: Tensor
+    runs: Tensor
+
+    @classmethod
+    def make(cls, decoder: Decoder, tokens: int) -> "Workspace":
+        shape, embed = decoder.shape, decoder.embed
+        make = lambda size: torch.empty(tokens, size, device=embed.device, dtype=embed.dtype)
+        return cls(
+            tokens, make(shape.hidden), make(shape.hidden), make(shape.hidden), make(shape.q_size + 2 * shape.kv_size),
+            make(shape.q_size), make(shape.q_size), make(2 * shape.intermediate), make(shape.intermediate),
+            make(shape.vocab), torch.empty(tokens, 4, -(-shape.vocab // RUN), device=embed.device),
+        )  # fmt: skip
+
+
 class PlainStep:
-    def __init__(self, decoder: Decoder, kv: Tensor, state: DecodeState, rows: int, chained: bool,
-                 splits: int | None = None):  # fmt: skip
-        self.decoder, self.kv, self.state, self.rows, self.chained = decoder, kv, state, rows, chained
+    def __init__(self, decoder: Decoder, kv: Tensor, state: DecodeState, rows: int, chained: bool, width: int = 1,
+                 space: Workspace | None = None, splits: int | None = None):  # fmt: skip
+        """`width` tokens of each of the first `rows` sequences, which lie side by side in the state."""
+        self.decoder, self.kv, self.state, self.chained = decoder, kv, state, chained
+        self.rows, self.width, self.tokens = rows, width, rows * width
         shape = decoder.shape
         assert supports(shape.head_dim)
-        make = lambda size: torch.empty(rows, size, device=kv.device, dtype=kv.dtype)
-        self.hidden, self.normed, self.delta = make(shape.hidden), make(shape.hidden), make(shape.hidden)
-        self.qkv, self.q, self.attended = make(shape.q_size + 2 * shape.kv_size), make(shape.q_size), make(shape.q_size)
-        self.gate_up, self.active = make(2 * shape.intermediate), make(shape.intermediate)
-        self.logits = make(shape.vocab)
-        self.runs = torch.empty(rows, 4, -(-shape.vocab // RUN), device=kv.device)
+        space = space or Workspace.make(decoder, self.tokens)
+        self.hidden, self.normed, self.delta, self.qkv, self.q, self.attended = (
+            whole[: self.tokens]
+            for whole in (space.hidden, space.normed, space.delta, space.qkv, space.q, space.attended)
+        )
+        self.gate_up, self.active, self.logits, self.runs = (
+            whole[: self.tokens] for whole in (space.gate_up, space.active, space.logits, space.runs)
+        )
         group = shape.heads // shape.kv_heads
         self.splits = splits or splits_for(rows * shape.kv_heads, state.tables.shape[1] * BLOCK, kv.device)
-        self.scratch = Scratch.make(rows, shape.kv_heads, self.splits, rows_for(1, group), shape.head_dim, kv.device)
+        self.scratch = Scratch.make(
+            rows, shape.kv_heads, self.splits, rows_for(width, group), shape.head_dim, kv.device
+        )
 
     def __call__(self) -> None:
-        decoder, state, rows = self.decoder, self.state, self.rows
-        torch.index_select(decoder.embed, 0, state.ids[:rows], out=self.hidden)
+        decoder, state, tokens = self.decoder, self.state, self.tokens
+        torch.index_select(decoder.embed, 0, state.ids[:tokens], out=self.hidden)
         for number in range(decoder.shape.layers):
             self._layer(number)
         self._norm(decoder.norm, add=True)
         torch.mm(self.normed, decoder.output_weight.t(), out=self.logits)
         count = self.runs.shape[-1]
-        runs_kernel[rows, -(-count // 16)](
+        runs_kernel[tokens, -(-count // 16)](
             self.logits, state.policy_T, state.behaviour_T, self.runs, count,
             V=decoder.shape.vocab, RUN=RUN, RUNS=16, CHAINED=False, num_warps=4,
         )  # fmt: skip
-        launch_draw(self.logits, self.runs, state, rows, self.chained)
+        launch_draw(self.logits, self.runs, state, tokens, self.chained)
 
     def _layer(self, number: int) -> None:
         decoder, state, shape = self.decoder, self.state, self.decoder.shape
@@ -203,27 +208,27 @@ class PlainStep:
         else:
             torch.addmm(layer.qkv_bias, self.normed, layer.qkv.t(), out=self.qkv)
         has_norms = layer.q_norm is not None
-        rope_kv_kernel[self.rows, shape.heads + 2 * shape.kv_heads](
+        rope_kv_kernel[self.tokens, shape.heads + 2 * shape.kv_heads](
             self.qkv, layer.q_norm if has_norms else self.qkv, layer.k_norm if has_norms else self.qkv,
             decoder.rope_table, state.positions, state.tables, state.live, self.q, keys, values, shape.norm_eps,
             state.tables.stride(0), HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK,
-            QK_NORM=has_norms, CHAINED=False, num_warps=1,
+            WIDTH=self.width, QK_NORM=has_norms, CHAINED=False, num_warps=1,
         )  # fmt: skip
         decode_attention(
-            self.q, keys, values, self.attended, state.tables, state.positions[: self.rows], self.scratch, self.splits,
-            self.chained,
+            self.q, keys, values, self.attended, state.tables, state.positions[: self.tokens], self.scratch,
+            self.splits, self.chained, width=self.width,
         )  # fmt: skip
         torch.mm(self.attended, layer.out.t(), out=self.delta)
         self._norm(layer.post_norm, add=True)
         torch.mm(self.normed, layer.gate_up.t(), out=self.gate_up)
-        silu_kernel[self.rows, -(-shape.intermediate // 2048)](
+        silu_kernel[self.tokens, -(-shape.intermediate // 2048)](
             self.gate_up, self.active, N=shape.intermediate, BLOCK=2048, CHAINED=False, num_warps=8,
         )  # fmt: skip
         torch.mm(self.active, layer.down.t(), out=self.delta)
 
     def _norm(self, gain: Tensor, add: bool) -> None:
         hidden = self.decoder.shape.hidden
-        add_norm_kernel[self.rows,](
+        add_norm_kernel[self.tokens,](
             self.hidden, self.delta, gain, self.normed, self.decoder.shape.norm_eps,
             K=hidden, BLOCK=1 << (hidden - 1).bit_length(), ADD=add, CHAINED=False, num_warps=4,
         )  # fmt: skip

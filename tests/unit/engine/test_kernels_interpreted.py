@@ -42,3 +42,7 @@ def test_temperatures():
 
 def test_launches_of_several_steps():
     interpret("check_launches('cpu', count=2, steps=2)")
+
+
+def test_several_tokens_of_a_row():
+    interpret("check_width('cpu', SHAPES['llama'], 2)")

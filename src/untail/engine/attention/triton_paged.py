@@ -10,6 +10,7 @@ Pre: head size a power of two from 16 to 256; `supports` says so.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -17,15 +18,17 @@ from torch import Tensor
 
 from untail.engine.attention.sdpa import Span
 from untail.engine.blocks import BLOCK
+from untail.engine.device_kernels import HEAD_SIZES
 from untail.engine.kernels.chain import start, wait
 
 LOG2_E = 1.4426950408889634
 KEYS = 64  # keys looked at in one go
 MOST_SPLITS = 16
+MOST_ROWS = 64  # of a tile
 
 
 def supports(head_dim: int) -> bool:
-    return head_dim in (16, 32, 64, 128, 256)
+    return head_dim in HEAD_SIZES
 
 
 @triton.jit
@@ -55,21 +58,20 @@ def paged_kernel(
     q, keys, values, out, tables, contexts, query_starts, tile_sequences, tile_tokens, partial, sums, arrivals,
     table_stride, scale_log2,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, DECODE: tl.constexpr, STAGES: tl.constexpr,
-    CHAINED: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Split s of a tile looks at blocks s, s + SPLITS, ... of KEYS keys: its first is known before the context is.
 
-    With DECODE, tile i is sequence i with one token, and `contexts` holds that token's position.
+    With a WIDTH, tile i is sequence i with so many tokens, and `contexts` holds every token's position.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start(CHAINED)
     row, dim, key = tl.arange(0, ROWS), tl.arange(0, HEAD), tl.arange(0, KEYS)
     key_N = split * KEYS + key
     wait(CHAINED)
-    if DECODE:
-        sequence, first_token, tokens, begin = tile, 0, 1, tile
-        context = tl.load(contexts + tile).to(tl.int32) + 1
+    if WIDTH:
+        sequence, first_token, tokens, begin = tile, 0, WIDTH, tile * WIDTH
+        context = tl.load(contexts + tile * WIDTH).to(tl.int32) + WIDTH
     else:
         sequence, first_token = tl.load(tile_sequences + tile), tl.load(tile_tokens + tile)
         begin = tl.load(query_starts + sequence)
@@ -165,7 +167,9 @@ class Tiles(NamedTuple):
         rows = rows_for(max(span.size for span in spans), group)
         step = rows // group
         tiles = [(number, first) for number, span in enumerate(spans) for first in range(0, span.size, step)]
-        width = max(len(span.blocks) for span in spans)
+        tables = np.zeros((len(spans), max(len(span.blocks) for span in spans)), dtype=np.int32)
+        for number, span in enumerate(spans):
+            tables[number, : len(span.blocks)] = span.blocks
         starts = [0]
         for span in spans:
             starts.append(starts[-1] + span.size)
@@ -177,7 +181,7 @@ class Tiles(NamedTuple):
             on_device([first for _, first in tiles]),
             on_device(starts),
             on_device([span.context for span in spans]),
-            on_device([span.blocks + [0] * (width - len(span.blocks)) for span in spans]),
+            torch.from_numpy(tables).to(device, non_blocking=True),
         )
 
 
@@ -204,23 +208,25 @@ class TritonPaged:
             q_THD.contiguous(), keys, values, out, tiles.tables, tiles.contexts, tiles.query_starts,
             tiles.tile_sequences, tiles.tile_tokens, *self.scratch, tiles.tables.stride(0), scale_log2(head_dim),
             GROUP=self.heads_per_kv, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=tiles.rows, KEYS=KEYS,
-            SPLITS=tiles.splits, DECODE=False, STAGES=2, CHAINED=False, num_warps=4,
+            SPLITS=tiles.splits, WIDTH=0, STAGES=2, CHAINED=False, num_warps=4,
         )  # fmt: skip
         return out
 
 
 def decode_attention(
     q_BD: Tensor, keys: Tensor, values: Tensor, out_BD: Tensor, tables: Tensor, positions_B: Tensor, scratch: Scratch,
-    splits: int, chained: bool, keys_at_once: int = KEYS, warps: int = 4,
+    splits: int, chained: bool, keys_at_once: int = KEYS, warps: int = 4, width: int = 1,
 ) -> None:  # fmt: skip
-    """One token for each sequence, its key and value written already; nothing here looks at the host."""
+    """`width` tokens of each sequence, keys and values written already; nothing here looks at the host."""
     kv_heads, head_dim = keys.shape[-2:]
     group = q_BD.shape[1] // (kv_heads * head_dim)
-    paged_kernel[len(q_BD), kv_heads, splits](
+    rows = rows_for(width, group)
+    assert rows // group >= width, "a tile holds all tokens of a sequence"
+    paged_kernel[len(q_BD) // width, kv_heads, splits](
         q_BD, keys, values, out_BD, tables, positions_B, positions_B, positions_B, positions_B, *scratch,
         tables.stride(0), scale_log2(head_dim),
-        GROUP=group, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=rows_for(1, group), KEYS=keys_at_once,
-        SPLITS=splits, DECODE=True, STAGES=2, CHAINED=chained, num_warps=warps,
+        GROUP=group, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=rows, KEYS=keys_at_once,
+        SPLITS=splits, WIDTH=width, STAGES=2, CHAINED=chained, num_warps=warps,
         **({"launch_pdl": True} if chained else {}),
     )  # fmt: skip
 
@@ -228,7 +234,7 @@ def decode_attention(
 def rows_for(tokens: int, group: int) -> int:
     """Rows of a tile: one token's heads at least, no more than its tokens fill."""
     rows = 16
-    while rows < group or (rows < 64 and rows < tokens * group):
+    while rows < group or (rows < MOST_ROWS and rows < tokens * group):
         rows *= 2
     return rows
 

@@ -31,10 +31,11 @@ def add_norm_kernel(
 @triton.jit
 def rope_kv_kernel(
     qkv, q_gain, k_gain, rope_table, positions, tables, live, q, keys, values, eps, table_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, QK_NORM: tl.constexpr,
-    CHAINED: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
+    QK_NORM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Norms of query and key heads where the family has them, rotary positions, KV write; a program for each head."""
+    """Norms of query and key heads where the family has them, rotary positions, KV write; a program for each head.
+    WIDTH tokens have one block table."""
     HALF: tl.constexpr = HEAD // 2
     row, head, dim = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, HALF)
     start(CHAINED)
@@ -56,7 +57,7 @@ def rope_kv_kernel(
         tl.store(out, a)
         tl.store(out + HALF, b)
     elif tl.load(live + row) != 0:
-        block = tl.load(tables + row * table_stride + position // PAGE).to(tl.int64)
+        block = tl.load(tables + (row // WIDTH) * table_stride + position // PAGE).to(tl.int64)
         is_value = head >= HEADS + KV_HEADS
         pool = values if is_value else keys
         kv_head = head - HEADS - KV_HEADS if is_value else head - HEADS
