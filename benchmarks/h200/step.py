@@ -12,7 +12,8 @@ from models import SHAPES, random_decoder, read_limit
 
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.blocks import BLOCK, blocks_for
-from untail.engine.fused import DecodeState, FusedStep, PlainStep, can_fuse
+from untail.engine.decode_state import DecodeState
+from untail.engine.fused import FusedStep, PlainStep, can_fuse
 from untail.engine.models.decoder import Decoder
 
 ROOM = 1024  # tokens that a timed run may move on

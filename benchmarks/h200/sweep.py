@@ -1,6 +1,7 @@
 """Which tiling of the fused products is fastest in a whole step: one product after another, the others held.
 
-python benchmarks/h200/sweep.py 135m 1     (model, rows). Variants are compiled by several processes first.
+python benchmarks/h200/sweep.py 135m 1 [gate_up down ...]     (model, rows, products). Variants are compiled by several
+processes first.
 """
 
 import json
@@ -41,6 +42,7 @@ def candidates(shape: Shape, rows: int) -> dict[str, list]:
             shape.hidden, shape.intermediate, [2, 4] if few else [8, 16], 2, [1, 2] if few else [2, 4], 32
         ),
         "down": tiles(shape.intermediate, shape.hidden, [2, 4] if few else [8, 16], 1, [1, 2] if few else [2, 4], 32),
+        "head": [Tile(128, *rest) for rest in [(64, 8, 4), (64, 4, 2), (128, 8, 2), (128, 16, 2), (64, 16, 6)]],
         "qkv": tiles(shape.hidden, shape.head_dim // 2, [2, 4] if few else [4, 8], 2, [1, 2] if few else [2, 4], 32),
     }
 
@@ -58,10 +60,12 @@ def compile_one(job: tuple[str, int, Tiling]) -> str | None:
 
 
 @torch.inference_mode()
-def main(name: str, rows: int) -> None:
+def main(name: str, rows: int, products: list[str]) -> None:
     shape = SHAPES[name]
     best = default_tiling(shape)
-    options = candidates(shape, rows)
+    options = {
+        product: tiles for product, tiles in candidates(shape, rows).items() if product in products or not products
+    }
     jobs = [(name, rows, best._replace(**{field: tile})) for field, tiles in options.items() for tile in tiles]
     with ProcessPoolExecutor(14, get_context("spawn")) as pool:
         errors = [error for error in pool.map(compile_one, jobs) if error]
@@ -93,4 +97,4 @@ def main(name: str, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
