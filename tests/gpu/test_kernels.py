@@ -9,11 +9,6 @@ from tests.helpers import kernels
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-@pytest.fixture(autouse=True)
-def _no_tf32(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-
-
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 def test_attention_equals_sdpa(head_dim):
     kernels.check_attention("cuda", replace(kernels.SHAPES["llama"], head_dim=head_dim), kernels.SPANS)

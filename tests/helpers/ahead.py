@@ -23,17 +23,15 @@ def steps_one_by_one(decoder, config, specs) -> dict[str, Chunk]:
     return finish(engine)
 
 
-def many(count: int, **more) -> list[SequenceSpec]:
+def many(count: int, vocab: int) -> list[SequenceSpec]:
     generator = random.Random(0)
     return [
         spec(
             str(number),
-            [generator.randrange(199) for _ in range(generator.randrange(1, 60))],
+            [generator.randrange(vocab) for _ in range(generator.randrange(1, 60))],
             generator.randrange(1, 50),
             stream=number,
-            sampling=SamplingParams(
-                temperature=generator.choice([0.0, 0.7, 1.0]), stop_ids=tuple(range(number % 5)), **more
-            ),
+            sampling=SamplingParams(temperature=generator.choice([0.0, 0.7, 1.0]), stop_ids=tuple(range(number % 5))),
             chunk=generator.choice([1, 5, 16, 64]),
         )
         for number in range(count)
@@ -56,7 +54,7 @@ def run(engine: Engine, results: dict[str, Chunk], steps: int) -> None:
 def check_same(decoder: Decoder, reference: Decoder, max_seqs: int, kv_blocks: int) -> None:
     """Many sequences of all kinds, in few slots or many, in a roomy pool or a tight one."""
     config = EngineConfig(max_seqs=max_seqs, kv_blocks=kv_blocks, max_batch_tokens=64, context=110)
-    specs = many(20)
+    specs = many(20, decoder.shape.vocab)
     engine = Engine(decoder, config)
     for one in specs:
         engine.add(one)

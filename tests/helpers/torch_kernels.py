@@ -1,6 +1,6 @@
 """The device's kernels in plain torch: what runs ahead of the host can be tested where there is no GPU.
 
-The same contract as triton_kernels.py, row by row, with the reference's attention and the host's sampler.
+The same contract as triton_kernels.py, with the reference's attention and the host's sampler.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from untail.engine.attention.base import Attention
-from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
+from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch, packing_order
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import DecodeState
 from untail.engine.models.decoder import Decoder
@@ -27,26 +27,28 @@ class TorchKernels:
 
     def step(self, kv: Tensor, state: DecodeState, rows: int, width: int) -> Callable[[], None]:
         def step() -> None:
-            logits = [self._logits(kv, state, row, width) for row in range(rows)]
-            for token, row_logits in enumerate(torch.cat(logits)):
-                _draw(state, token, row_logits.float())
+            logits = self._logits(kv, state, rows, width)
+            for token in range(rows * width):
+                _draw(state, token, logits[token].float())
 
         return step
 
-    def _logits(self, kv: Tensor, state: DecodeState, row: int, width: int) -> Tensor:
-        """Of the row's tokens; those that are not alive are not computed."""
-        places = [row * width + place for place in range(width)]
-        alive = [place for place in places if state.live[place]]
-        out = torch.zeros(width, self.decoder.shape.vocab)
-        if not alive:
-            return out
-        positions = state.positions[alive]
-        context = int(positions[-1]) + 1
-        table = state.tables[row].long()
-        slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
-        span = Span(len(alive), context, table[: blocks_for(context)].tolist())
-        hidden = self.decoder(state.ids[alive], positions, self.attention(kv, slots, [span]))
-        out[: len(alive)] = self.decoder.logits(hidden)
+    def _logits(self, kv: Tensor, state: DecodeState, rows: int, width: int) -> Tensor:
+        """Of every token; those that are not alive are not computed."""
+        alive = [[t for t in range(row * width, (row + 1) * width) if state.live[t]] for row in range(rows)]
+        numbers = [row for row in range(rows) if alive[row]]
+        sizes = [(len(alive[row]), int(state.positions[alive[row][0]])) for row in numbers]
+        spans, tokens, slots = [], [], []
+        for index in packing_order(sizes):
+            row, (size, before) = numbers[index], sizes[index]
+            table, where = state.tables[row].long(), state.positions[alive[row]]
+            spans.append(Span(size, before + size, table[: blocks_for(before + size)].tolist()))
+            slots.append(table[where // BLOCK] * BLOCK + where % BLOCK)
+            tokens += alive[row]
+        out = torch.zeros(rows * width, self.decoder.shape.vocab)
+        if tokens:
+            attention = self.attention(kv, torch.cat(slots), spans)
+            out[tokens] = self.decoder.logits(self.decoder(state.ids[tokens], state.positions[tokens], attention))
         return out
 
 

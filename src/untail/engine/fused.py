@@ -51,14 +51,16 @@ def power_of_two_in(size: int, most: int) -> int:
 
 def default_tiling(shape: Shape) -> Tiling:
     """Measured on an H200: programs of one warp with few weight rows, since more of them hide more latency."""
-    small = shape.hidden <= 1024
+    small, large = shape.hidden <= 1024, shape.hidden >= 3072
     hidden, inner = power_of_two_in(shape.hidden, 256), power_of_two_in(shape.intermediate, 256)
     return Tiling(
         qkv=Tile(power_of_two_in(shape.head_dim // 2, 2), hidden, 1, 8 if small else 2),
         out=Tile(power_of_two_in(shape.hidden, 4), power_of_two_in(shape.q_size, 256), 1, 9),
-        gate_up=Tile(power_of_two_in(shape.intermediate, 4 if small else 2), hidden, 1, 9 if small else 2),
-        down=Tile(power_of_two_in(shape.hidden, 2), inner, 1, 6 if small else 4),
-        head=Tile(RUN, power_of_two_in(shape.hidden, 64), 8, 4),
+        gate_up=Tile(
+            power_of_two_in(shape.intermediate, 4 if small else 2), hidden, 1, 9 if small else 4 if large else 2
+        ),
+        down=Tile(power_of_two_in(shape.hidden, 2), inner, 1, 6 if small else 8 if large else 4),
+        head=Tile(RUN, power_of_two_in(shape.hidden, 64), *((16, 6) if large else (8, 4))),
         attention=(128, 8) if shape.head_dim <= 64 else (64, 4),
     )
 
