@@ -331,6 +331,7 @@ class NativeBackend:
             sampled=counts.sampled,
             recomputed=counts.recomputed_after_eviction,
             preemptions=counts.preemptions,
+            overrun=counts.overrun,
             drafts=self.engine.speculation.figures() if self.engine.speculation else {},
         )
 

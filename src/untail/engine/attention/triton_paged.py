@@ -176,7 +176,7 @@ class Tiles(NamedTuple):
         on_device = lambda values: torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
         return cls(
             rows,
-            splits_for(len(tiles) * kv_heads, max(span.context for span in spans), device),
+            few_kinds(splits_for(len(tiles) * kv_heads, max(span.context for span in spans), device)),
             on_device([sequence for sequence, _ in tiles]),
             on_device([first for _, first in tiles]),
             on_device(starts),
@@ -245,6 +245,11 @@ def splits_for(tiles: int, context: int, device: torch.device) -> int:
     wanted = -(-2 * processors // tiles)
     wanted = max(1, min(wanted, MOST_SPLITS, -(-context // KEYS)))
     return 1 << (wanted - 1).bit_length()
+
+
+def few_kinds(splits: int) -> int:
+    """1, 4 or 16: every number of splits is a kernel of its own to compile, and a mix of tokens has any."""
+    return next(kind for kind in (1, 4, MOST_SPLITS) if kind >= splits)
 
 
 def scale_log2(head_dim: int) -> float:
