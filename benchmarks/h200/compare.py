@@ -2,8 +2,9 @@
 
 python benchmarks/h200/compare.py --models 135m 1.5b 7b --repeats 2 --out benchmarks/h200/data/compare.jsonl
 
-Every run goes to the file as a JSON line; the table of ratios is printed at the end. Without vLLM on PYTHONPATH
-(--only ours) our side alone is measured.
+Every run goes to the file as a JSON line; the table of ratios is printed after each repeat. All engines are loaded and
+warm before the first run, which takes 120 GiB for the three models. Without vLLM (--only ours) our side alone is
+measured.
 """
 
 import argparse
@@ -12,11 +13,13 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from models import SHAPES, read_limit_of
 
 HERE = Path(__file__).parent
 WORKLOADS = ("longtail+logprobs", "group", "single", "uniform")
+Row = dict[str, Any]
 BARS = {"135m": (2.0, 2.0, 2.5, 1.2), "1.5b": (1.6, 1.6, 2.0, 1.0), "7b": (1.0, 1.0, 1.1, 0.95)}
 
 
@@ -48,43 +51,35 @@ class Process:
         self._process.wait()
 
 
-def measure(model: str, sides: list[Process], workloads: list[str], repeats: int, out: Path) -> list[dict]:
+def measure(model: str, sides: list[Process], workloads: list[str], repeat: int, out: Path) -> list[Row]:
     rows = []
-    for repeat in range(repeats):
-        for workload in workloads:
-            for side in sides:
-                row = {"model": model, "workload": workload, "side": side.side, "repeat": repeat, **side.run(workload)}
-                rows.append(row)
-                with out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(json.dumps(row), flush=True)
+    for workload in workloads:
+        for side in sides:
+            row = {"model": model, "workload": workload, "side": side.side, "repeat": repeat, **side.run(workload)}
+            rows.append(row)
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
     return rows
 
 
-def table(rows: list[dict]) -> str:
+def table(rows: list[Row]) -> str:
     """tok/s of both, the medians of the repeats, and their ratio beside its bar."""
     lines = [
         "| model | workload | ours | vLLM | ratio | bar | share of the read limit |",
         "|---|---|---|---|---|---|---|",
     ]
-    for model in dict.fromkeys(row["model"] for row in rows):
-        for workload in dict.fromkeys(row["workload"] for row in rows):
-            speed = {
-                side: statistics.median(found)
-                for side in ("ours", "vllm")
-                if (
-                    found := [
-                        row["tok_s"]
-                        for row in rows
-                        if (row["model"], row["workload"], row["side"]) == (model, workload, side)
-                    ]
-                )
-            }
-            ratio = f"{speed['ours'] / speed['vllm']:.2f}" if len(speed) == 2 else ""
-            bar = BARS[model][WORKLOADS.index(workload)] if workload in WORKLOADS else ""
-            share = f"{speed['ours'] / read_limit_of(SHAPES[model]):.0%}" if workload == "single" else ""
-            vllm = f"{speed['vllm']:,.0f}" if "vllm" in speed else ""
-            lines.append(f"| {model} | {workload} | {speed['ours']:,.0f} | {vllm} | {ratio} | {bar} | {share} |")
+    speeds: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        of_work = speeds.setdefault((row["model"], row["workload"]), {})
+        of_work.setdefault(row["side"], []).append(row["tok_s"])
+    for (model, workload), by_side in speeds.items():
+        speed = {side: statistics.median(found) for side, found in by_side.items()}
+        ratio = f"{speed['ours'] / speed['vllm']:.2f}" if "vllm" in speed else ""
+        vllm = f"{speed['vllm']:,.0f}" if "vllm" in speed else ""
+        bar = BARS[model][WORKLOADS.index(workload)] if workload in WORKLOADS else ""
+        share = f"{speed['ours'] / read_limit_of(SHAPES[model]):.0%}" if workload == "single" else ""
+        lines.append(f"| {model} | {workload} | {speed['ours']:,.0f} | {vllm} | {ratio} | {bar} | {share} |")
     return "\n".join(lines)
 
 
@@ -96,21 +91,18 @@ def main() -> None:
     parser.add_argument("--only", choices=["ours"])
     parser.add_argument("--out", type=Path, default=HERE / "data" / "compare.jsonl")
     args = parser.parse_args()
-    # All peers start together, which takes them a minute; while one is measured the others wait for their turn.
-    peers = {} if args.only else {model: Process("vllm", model) for model in args.models}
-    for peer in peers.values():
-        peer.answer()
-        print(f"vllm {peer.model} is ready", flush=True)
-    rows = []
-    for model in args.models:
-        ours = Process("ours", model)
-        ours.answer()
-        print(f"ours {model} is ready", flush=True)
-        sides = [ours] + ([peers[model]] if peers else [])
-        rows += measure(model, sides, args.workloads, args.repeats, args.out)
-        for side in sides:
-            side.close()
-    print(table(rows))
+    names = ["ours"] if args.only else ["ours", "vllm"]
+    processes = {model: [Process(side, model) for side in names] for model in args.models}
+    for process in [one for sides in processes.values() for one in sides]:
+        process.answer()
+        print(f"{process.side} {process.model} is ready", flush=True)
+    rows: list[Row] = []
+    for repeat in range(args.repeats):
+        for model, sides in processes.items():
+            rows += measure(model, sides, args.workloads, repeat, args.out)
+        print(table(rows), flush=True)
+    for process in [one for sides in processes.values() for one in sides]:
+        process.close()
 
 
 if __name__ == "__main__":

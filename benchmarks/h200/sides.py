@@ -15,7 +15,7 @@ from models import SHAPES
 from work import Work, workloads
 
 CONTEXT, SEQUENCES, BATCH_TOKENS = 8192, 512, 16384
-KV_GIB = {"135m": 12.0, "1.5b": 16.0, "7b": 24.0}
+KV_GIB = {"135m": 8.0, "1.5b": 10.0, "7b": 20.0}  # holds every workload at once
 
 
 class Side(Protocol):
@@ -68,8 +68,8 @@ class Vllm:
         (folder / "config.json").write_text(json.dumps(SHAPES[model].to_hf()))
         self.llm = LLM(
             model=str(folder), load_format="dummy", dtype="bfloat16", skip_tokenizer_init=True, max_model_len=CONTEXT,
-            max_num_seqs=SEQUENCES, enable_prefix_caching=True, seed=0,
-            kv_cache_memory_bytes=int(KV_GIB[model] * 2**30),
+            max_num_seqs=SEQUENCES, max_num_batched_tokens=BATCH_TOKENS, enable_prefix_caching=True, seed=0,
+            kv_cache_memory_bytes=int(KV_GIB[model] * 2**30), gpu_memory_utilization=0.1,
         )  # fmt: skip
         self.generate(workloads(SHAPES[model].vocab)["warm"])
 
