@@ -21,6 +21,7 @@ from untail.engine.decode_state import DecodeState
 from untail.engine.kernels.elementwise import add_norm_kernel, rope_kv_kernel, silu_kernel
 from untail.engine.kernels.linear import gate_up_kernel, qkv_kernel, residual_kernel
 from untail.engine.kernels.sample import RUN, draw_kernel, head_kernel, runs_kernel
+from untail.engine.kernels.send import pieces_of
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.shape import Shape
 from untail.engine.sequence import STOPS
@@ -42,6 +43,7 @@ class Tiling(NamedTuple):
     down: Tile
     head: Tile
     attention: tuple[int, int]  # keys at once, warps
+    send: int = 0  # bytes of gate-up sent for while attention waits for its keys
 
 
 def power_of_two_in(size: int, most: int) -> int:
@@ -105,7 +107,7 @@ class FusedStep:
         )  # fmt: skip
         decode_attention(
             self.q, keys, values, self.attended, state.tables, state.positions[: self.rows], self.scratch, self.splits,
-            self.chained, *self.tiling.attention,
+            self.chained, *self.tiling.attention, next_weights=layer.gate_up, send_bytes=self.tiling.send,
         )  # fmt: skip
         self._residual(self.attended, layer.out, source, self.tiling.out, gather=number == 0)
         tile = self.tiling.gate_up
@@ -138,6 +140,18 @@ class FusedStep:
         )  # fmt: skip
 
 
+class Sends(NamedTuple):
+    """Bytes of the next products' weights that kernels between products send for (kernels/send.py)."""
+
+    short: int  # in a norm, in rotary positions, in SiLU
+    attention: int
+
+
+def default_sends(tokens: int, chained: bool) -> Sends:
+    """Where there are few tokens, and the GPU can."""
+    return Sends(6 * 2**20, 16 * 2**20) if chained and tokens <= 64 else Sends(0, 0)
+
+
 @dataclass
 class Workspace:
     """What lies between the kernels of a step, for so many tokens; one step after another may use the same."""
@@ -167,12 +181,13 @@ class Workspace:
 
 class PlainStep:
     def __init__(self, decoder: Decoder, kv: Tensor, state: DecodeState, rows: int, chained: bool, width: int = 1,
-                 space: Workspace | None = None, splits: int | None = None):  # fmt: skip
+                 space: Workspace | None = None, splits: int | None = None, sends: Sends | None = None):  # fmt: skip
         """`width` tokens of each of the first `rows` sequences, which lie side by side in the state."""
         self.decoder, self.kv, self.state, self.chained = decoder, kv, state, chained
         self.rows, self.width, self.tokens = rows, width, rows * width
         shape = decoder.shape
         assert supports(shape.head_dim)
+        self.sends = sends or default_sends(self.tokens, chained)
         space = space or Workspace.make(decoder, self.tokens)
         self.hidden, self.normed, self.delta, self.qkv, self.q, self.attended = (
             whole[: self.tokens]
@@ -192,7 +207,7 @@ class PlainStep:
         torch.index_select(decoder.embed, 0, state.ids[:tokens], out=self.hidden)
         for number in range(decoder.shape.layers):
             self._layer(number)
-        self._norm(decoder.norm, add=True)
+        self._norm(decoder.norm, decoder.output_weight, add=True)
         torch.mm(self.normed, decoder.output_weight.t(), out=self.logits)
         count = self.runs.shape[-1]
         runs_kernel[tokens, -(-count // 16)](
@@ -204,35 +219,46 @@ class PlainStep:
     def _layer(self, number: int) -> None:
         decoder, state, shape = self.decoder, self.state, self.decoder.shape
         layer, (keys, values) = decoder._layers[number], self.kv[number]
-        self._norm(layer.input_norm, add=number > 0)
+        self._norm(layer.input_norm, layer.qkv, add=number > 0)
         if layer.qkv_bias is None:
             torch.mm(self.normed, layer.qkv.t(), out=self.qkv)
         else:
             torch.addmm(layer.qkv_bias, self.normed, layer.qkv.t(), out=self.qkv)
-        has_norms = layer.q_norm is not None
-        rope_kv_kernel[self.tokens, shape.heads + 2 * shape.kv_heads](
-            self.qkv, layer.q_norm if has_norms else self.qkv, layer.k_norm if has_norms else self.qkv,
-            decoder.rope_table, state.positions, state.tables, state.live, self.q, keys, values, shape.norm_eps,
-            state.tables.stride(0), HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK,
-            WIDTH=self.width, QK_NORM=has_norms, CHAINED=False, num_warps=1,
-        )  # fmt: skip
+        self._rope(number)
         decode_attention(
             self.q, keys, values, self.attended, state.tables, state.positions[: self.tokens], self.scratch,
-            self.splits, self.chained, width=self.width,
+            self.splits, self.chained, width=self.width, next_weights=layer.gate_up, send_bytes=self.sends.attention,
         )  # fmt: skip
         torch.mm(self.attended, layer.out.t(), out=self.delta)
-        self._norm(layer.post_norm, add=True)
+        self._norm(layer.post_norm, layer.gate_up, add=True)
         torch.mm(self.normed, layer.gate_up.t(), out=self.gate_up)
-        silu_kernel[self.tokens, -(-shape.intermediate // 2048)](
-            self.gate_up, self.active, N=shape.intermediate, BLOCK=2048, CHAINED=False, num_warps=8,
+        blocks = -(-shape.intermediate // 2048)
+        pieces = pieces_of(layer.down, self.sends.short, blocks)
+        silu_kernel[self.tokens + pieces, blocks](
+            self.gate_up, self.active, layer.down, self.tokens,
+            N=shape.intermediate, BLOCK=2048, SENDS=pieces > 0, CHAINED=False, num_warps=8,
         )  # fmt: skip
         torch.mm(self.active, layer.down.t(), out=self.delta)
 
-    def _norm(self, gain: Tensor, add: bool) -> None:
-        hidden = self.decoder.shape.hidden
-        add_norm_kernel[self.tokens,](
-            self.hidden, self.delta, gain, self.normed, self.decoder.shape.norm_eps,
-            K=hidden, BLOCK=1 << (hidden - 1).bit_length(), ADD=add, CHAINED=False, num_warps=4,
+    def _rope(self, number: int) -> None:
+        decoder, state, shape = self.decoder, self.state, self.decoder.shape
+        layer, (keys, values) = decoder._layers[number], self.kv[number]
+        has_norms = layer.q_norm is not None
+        heads = shape.heads + 2 * shape.kv_heads
+        pieces = pieces_of(layer.out, self.sends.short, heads)
+        rope_kv_kernel[self.tokens + pieces, heads](
+            self.qkv, layer.q_norm if has_norms else self.qkv, layer.k_norm if has_norms else self.qkv,
+            decoder.rope_table, state.positions, state.tables, state.live, self.q, keys, values, layer.out,
+            shape.norm_eps, state.tables.stride(0), self.tokens,
+            HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK, WIDTH=self.width,
+            QK_NORM=has_norms, SENDS=pieces > 0, CHAINED=False, num_warps=1,
+        )  # fmt: skip
+
+    def _norm(self, gain: Tensor, next_weights: Tensor, add: bool) -> None:
+        hidden, pieces = self.decoder.shape.hidden, pieces_of(next_weights, self.sends.short)
+        add_norm_kernel[self.tokens + pieces,](
+            self.hidden, self.delta, gain, self.normed, next_weights, self.decoder.shape.norm_eps, self.tokens,
+            K=hidden, BLOCK=1 << (hidden - 1).bit_length(), ADD=add, SENDS=pieces > 0, CHAINED=False, num_warps=4,
         )  # fmt: skip
 
 
