@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.helpers.drafting import Knowing, always, switching
+from tests.helpers.drafting import Knowing, always, let_guess, switching
 from tests.helpers.equality import assert_same, reference_logits
 from tests.helpers.models import random_decoder
 from tests.helpers.running import GREEDY, finish, join, spec
@@ -79,6 +79,7 @@ def make(name: str) -> Drafter:
 
 def start(decoder, sampling, drafter, past, budget=BUDGET, **config) -> Engine:
     engine = Engine(decoder, EngineConfig(**{"kv_blocks": 128, **config}), speculation=switching(drafter))
+    let_guess(drafter)
     for number, prompt in enumerate(PROMPTS):
         engine.add(spec(str(number), prompt, budget, stream=number, sampling=sampling, past=past[number], chunk=9))
     return engine
@@ -185,6 +186,7 @@ def test_stop_tokens_end_a_sequence_in_the_middle_of_its_drafts(model, sampling,
     """Whatever was drafted behind the stop token is gone; the tokens up to it are the same."""
     stops = [response[31] for response in alone]
     engine = Engine(model, EngineConfig(kv_blocks=128), speculation=switching(drafter))
+    let_guess(drafter)
     for number, prompt in enumerate(PROMPTS):
         stopping = SamplingParams(temperature=sampling.temperature, stop_ids=(stops[number],))
         engine.add(spec(str(number), prompt, BUDGET, stream=number, sampling=stopping, past=past[number]))
@@ -215,6 +217,7 @@ def sample_many(decoder: Decoder, drafter: Drafter, count: int) -> Counter[tuple
     past = tuple(tuple(random.Random(i).choices(range(VOCAB), k=8)) for i in range(4))
     for first in range(0, count, 500):
         engine = Engine(decoder, EngineConfig(kv_blocks=1100, max_seqs=500), speculation=always(drafter, 2))
+        let_guess(drafter)
         for number in range(first, min(count, first + 500)):
             stream = random.Random(number).getrandbits(62)
             engine.add(spec(str(number), [1, 2, 3], 3, stream=stream, sampling=SAMPLED, past=past))

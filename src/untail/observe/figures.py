@@ -90,6 +90,7 @@ def over_steps(rows: Sequence[Row]) -> dict[str, Any]:
         "preemption": _ratio(total["recomputed"], total["computed"]),
         "slot_bubble": _mean(rows, "slot_bubble", "rollout_s"),
         "tail_share": _mean(rows, "tail_share", "rollout_s"),
+        "tail_utilisation": _mean([row for row in rows if row.get("tail_utilisation") is not None], "tail_utilisation"),
         "device_bubble": _mean(rows, "device_bubble", "wall_s"),
         "makespan_p50": median(walls),
         "makespan_p95": walls[math.ceil(0.95 * len(walls)) - 1],

@@ -8,6 +8,7 @@ Every token that an engine makes is accounted for once (see lives.py), in the st
 
 import asyncio
 import math
+from itertools import chain, filterfalse
 from typing import Any
 
 from untail.backends.base import Backend
@@ -56,6 +57,7 @@ class Controller:
             policy_temperature=config.temperature,
         )
         self._alarm: tuple[float, asyncio.Task[None]] | None = None
+        self._overdue: set[str] | None = None  # groups that alone are waited for; None: not so
         self._moves_every = min((place.every for place in mechanisms.places), default=math.inf)
         self._next_moves = math.inf
 
@@ -87,6 +89,7 @@ class Controller:
     def _begin(self, step: int, emit: Emit) -> None:
         stage, view = self.stage, self.stage.view
         stage.emit, stage.closing, stage.failure = emit, False, None
+        self._overdue = None
         view.begin(step)
         if self._moves_every < math.inf:
             self._next_moves = stage.clock.now()  # the weights have just changed
@@ -105,7 +108,7 @@ class Controller:
             stage.queue.put(member)
         goes_on = any(member.ghost is None for member in resting)
         missing = stage.mechanisms.starts(stage.view)
-        if missing <= 0 or stage.view.rounds == MOST_ROUNDS:
+        if missing <= 0 or stage.view.rounds == MOST_ROUNDS or self._overdue is not None:
             return goes_on
         if stage.failure is not None and not stage.view.ended and not goes_on:
             raise stage.failure  # whatever is started fails: another round would too
@@ -114,15 +117,21 @@ class Controller:
 
     def _closes(self) -> bool:
         """A mechanism says so, and no group would be too stale for the next update."""
-        stage = self.stage
-        if stage.mechanisms.closes_at(stage.view) > stage.clock.now():
-            return False
-        return stage.mechanisms.rest != "defer" or not stage.pool.has_overdue(stage.view.step)
+        return self._has_enough() and not self._is_held_up()
+
+    def _has_enough(self) -> bool:
+        return self.stage.mechanisms.closes_at(self.stage.view) <= self.stage.clock.now()
+
+    def _is_held_up(self) -> bool:
+        return self.stage.mechanisms.rest == "defer" and self.stage.pool.has_overdue(self.stage.view.step)
 
     def _is_over(self) -> bool:
         stage = self.stage
+        waits = self._has_enough() and stage.mechanisms.overdue_alone
+        self._overdue = stage.pool.overdue(stage.view.step) if waits else None
         # The audit's ghosts are nobody's business: a step does not wait for them.
-        is_idle = all(m.ghost for members in (stage.busy, stage.queue, stage.parked) for m in members)
+        members = chain(stage.busy, stage.queue, stage.parked)
+        is_idle = all(member.ghost or self._is_in_the_way(member) for member in members)
         return self._closes() or (is_idle and not self._new_round())
 
     # ---- free slots -------------------------------------------------------------------------------------------
@@ -130,11 +139,21 @@ class Controller:
     def _fill(self) -> None:
         """Give free slots to what waits, then to new groups as far as a mechanism wants them."""
         stage = self.stage
+        if self._overdue is not None:
+            self._clear_the_way()
         self._serve_queue()
-        while stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue:
+        while self._overdue is None and stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue:
             if not self.admission.admit(self._refill()):
                 break
             self._serve_queue()
+
+    def _clear_the_way(self) -> None:
+        """What the step does not wait for comes to rest."""
+        running = (member for member in self.stage.busy if member.state is State.RUNNING)
+        self.stage.fleet.cut(sorted(filter(self._is_in_the_way, running), key=lambda member: member.serial))
+
+    def _is_in_the_way(self, member: Member) -> bool:
+        return self._overdue is not None and (member.ghost is not None or member.group.id not in self._overdue)
 
     def _refill(self) -> int:
         """New groups. Where nothing can be left for the next step, only a batch's worth may be started."""
@@ -148,7 +167,7 @@ class Controller:
 
     def _serve_queue(self) -> None:
         stage, served = self.stage, set()
-        for member in stage.queue:
+        for member in filterfalse(self._is_in_the_way, stage.queue):
             if not stage.fleet.slots.free:
                 break
             engine = self._engine_for(member)

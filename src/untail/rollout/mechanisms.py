@@ -161,6 +161,10 @@ class Mechanisms:
         return next((rest for rest in ("defer", "cancel") if rest in rests), "close")
 
     @property
+    def overdue_alone(self) -> bool:
+        return any(mechanism.overdue_alone for mechanism in self.finishes)
+
+    @property
     def looks(self) -> bool:
         """Somebody wants to see tokens before a segment is over."""
         return bool(self.watches) or any(place.every < math.inf for place in self.places)

@@ -309,6 +309,7 @@ class Finish(ABC):
 
     rest: Rest = "close"
     contradicts: tuple[Rest, ...] = ()  # what becomes of the rest under another mechanism, and cannot beside this one
+    overdue_alone = False  # while the step waits for nothing but what would grow too old, everything else rests
 
     def starts(self, view: View) -> int:
         """New groups at the beginning of a round; by default as many as a batch lacks."""

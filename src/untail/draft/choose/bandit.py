@@ -3,12 +3,13 @@
 Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out;
 its reward is the pull's tokens per second. The best arm is the one with the highest median of its last pulls.
 
-Invariant: every arm is pulled once before the median counts, and now and then afterwards, ever more seldom. A context
-that is new takes the pulls of one with the same batch size, if there is one, for its own: acceptance and length change
-slowly, and nothing has to be tried again for them. The arm without drafts is always offered.
+Invariant: every arm is pulled once before the median counts, unless a shallower one of its drafter was hopeless. Now
+and then one is pulled again, ever more seldom: the nearer it came to the best, the more often, for what is far behind
+costs most to try and has least to gain. A context that is new takes over what one with the same batch size
+knows, if there is one: acceptance and length change slowly, and nothing has to be tried again for them. The arm without
+drafts is always offered.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from random import Random
 from statistics import median
@@ -21,6 +22,8 @@ from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Scene
 
 LENGTHS = (1024, 4096, 16384)  # of the context in tokens: where the buckets end
 ACCEPTANCES = (0.3, 0.6)
+HOPELESS = 0.5  # of the best median: deeper arms of a drafter that stays below are not tried for a start
+TIE = 0.05  # of the best median: who is behind by less is as good as the best, when it comes to trying
 Chance = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -28,6 +31,10 @@ class Context(NamedTuple):
     batch: int  # the power of two that it reaches
     length: int
     acceptance: int
+
+
+Rewards = dict[Arm, list[tuple[int, float]]]
+"""By arm, of each pull: how many there had been in its context, and its tokens per second."""
 
 
 @dataclass(slots=True)
@@ -53,8 +60,8 @@ class Bandit(Chooser):
     class Config(Strict):
         depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (2, 4, 8)  # drafts per sequence
         hold: PositiveInt = 8  # steps of a pull
-        trial: PositiveInt = 2  # steps of the first pull of an arm
-        window: PositiveInt = 300  # pulls of an arm that count
+        trial: PositiveInt = 8  # sequences' steps of a pull that tries an arm, and two steps at least
+        window: PositiveInt = 300  # pulls in a context after which one counts no more, if its arm had another since
         explore: Chance = 0.1  # share of pulls that try another arm, at first
         explore_last: Chance = 0.02  # the same in the end
         decay: PositiveInt = 50  # pulls of a context after which it is half way there
@@ -65,7 +72,7 @@ class Bandit(Chooser):
     def __init__(self, config: Any, drafters: list[str], seed: int):
         super().__init__(config, drafters, seed)
         self._random = Random(seed)
-        self._rewards: dict[Context, dict[Arm, deque[float]]] = {}
+        self._rewards: dict[Context, Rewards] = {}
         self._pulls: dict[Context, int] = {}
         self._pull: Pull | None = None
 
@@ -73,7 +80,7 @@ class Bandit(Chooser):
         context = _context(scene)
         if self._pull is None or self._pull.left == 0 or self._pull.context.batch != context.batch:
             if self._pull is not None and self._pull.seconds > 0:  # also one that was cut short: its steps count
-                self._rewards[self._pull.context].setdefault(self._pull.arm, self._kept()).append(self._pull.reward)
+                self._remember(self._pull)
             self._pull = self._begin(context, scene.batch)
         self._pull.left -= 1
         return self._pull.arm
@@ -89,9 +96,7 @@ class Bandit(Chooser):
 
     def state(self) -> dict[str, Any]:
         rewards = [
-            [list(context), list(arm), list(kept)]
-            for context, arms in self._rewards.items()
-            for arm, kept in arms.items()
+            [list(context), list(arm), kept] for context, arms in self._rewards.items() for arm, kept in arms.items()
         ]
         pulls = [[list(context), count] for context, count in self._pulls.items()]
         return {"rewards": rewards, "pulls": pulls}
@@ -99,20 +104,37 @@ class Bandit(Chooser):
     def restore(self, state: dict[str, Any]) -> None:
         for context, (drafter, depth), kept in state["rewards"]:
             if drafter is None or drafter in self.drafters:
-                self._rewards.setdefault(Context(*context), {})[Arm(drafter, depth)] = self._kept(kept)
+                arms = self._rewards.setdefault(Context(*context), {})
+                arms[Arm(drafter, depth)] = [(when, reward) for when, reward in kept]
         self._pulls = {Context(*context): count for context, count in state["pulls"]}
 
     def _begin(self, context: Context, batch: int) -> Pull:
         if context not in self._rewards:
             self._rewards[context] = self._borrowed(context)
         known, arms = self._rewards[context], self._offered(batch)
-        untried = next((arm for arm in arms if arm not in known), None)
+        medians = {arm: _median(known[arm]) for arm in arms if arm in known}
+        trial = max(2, self.config.trial // batch)
+        untried = next((arm for arm in arms if arm not in medians and not _is_hopeless(arm, medians)), None)
         if untried is not None:
-            return Pull(context, untried, self.config.trial)
+            return Pull(context, untried, trial)
         count = self._pulls[context] = self._pulls.get(context, 0) + 1
+        best = max(medians, key=lambda arm: medians[arm])
         if len(arms) > 1 and self._random.random() < self._explores(count):
-            return Pull(context, self._random.choice(arms), self.config.trial)
-        return Pull(context, max(arms, key=lambda arm: median(known[arm])), self.config.hold)
+            other = self._another([arm for arm in arms if arm != best], medians)
+            return Pull(context, other, 2 if _is_hopeless(other, medians) else trial)
+        return Pull(context, best, self.config.hold)
+
+    def _another(self, arms: list[Arm], medians: dict[Arm, float]) -> Arm:
+        """What was never tried counts as the best of its drafter."""
+        best = max(medians.values())
+        of_drafter = lambda arm: max(value for other, value in medians.items() if other.drafter == arm.drafter)
+        behind = [1 - medians.get(arm, of_drafter(arm)) / best for arm in arms]
+        return self._random.choices(arms, [max(TIE, gap) ** -2 for gap in behind])[0]
+
+    def _remember(self, pull: Pull) -> None:
+        now, known = self._pulls.get(pull.context, 0), self._rewards[pull.context]
+        recent = [(when, reward) for when, reward in known.get(pull.arm, []) if when > now - self.config.window]
+        known[pull.arm] = [*recent, (now, pull.reward)]
 
     def _explores(self, count: int) -> float:
         first, last = self.config.explore, self.config.explore_last
@@ -122,16 +144,23 @@ class Bandit(Chooser):
         fits = [depth for depth in self.config.depths if batch * (depth + 1) <= self.config.max_verify]
         return [OFF, *(Arm(drafter, depth) for drafter in self.drafters for depth in fits)]
 
-    def _borrowed(self, context: Context) -> dict[Arm, deque[float]]:
-        """Of the context that is most like it, the last pull of each arm: the first of its own soon outvote it."""
+    def _borrowed(self, context: Context) -> Rewards:
+        """Of the context that is most like it, each arm's median as one pull: its own soon outvote it."""
         alike = [other for other in self._rewards if other.batch == context.batch]
         if not alike:
             return {}
         far = lambda other: abs(other.length - context.length) + abs(other.acceptance - context.acceptance)
-        return {arm: self._kept([kept[-1]]) for arm, kept in self._rewards[min(alike, key=far)].items()}
+        return {arm: [(0, _median(kept))] for arm, kept in self._rewards[min(alike, key=far)].items()}
 
-    def _kept(self, rewards: list[float] | tuple[()] = ()) -> deque[float]:
-        return deque(rewards, maxlen=self.config.window)
+
+def _median(kept: list[tuple[int, float]]) -> float:
+    return median(reward for _, reward in kept)
+
+
+def _is_hopeless(arm: Arm, medians: dict[Arm, float]) -> bool:
+    """Its drafter did badly at every depth that was tried; the smallest, where it costs least, comes first."""
+    its = [value for other, value in medians.items() if other.drafter == arm.drafter]
+    return bool(its) and max(its) < HOPELESS * max(medians.values())
 
 
 def _context(scene: Scene) -> Context:

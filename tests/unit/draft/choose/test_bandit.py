@@ -32,9 +32,28 @@ def play(chooser, speeds, steps, batch=1, rng=None, noise=0.2) -> Counter[Arm]:
 
 @pytest.mark.parametrize("best", [OFF, Arm("history", 8), Arm("adaptive", 2)])
 def test_the_best_arm_is_found(best):
-    taken = play(bandit(), {best: 3.0, "others": 1.0}, 2000)
+    taken = play(bandit(), {best: 3.0, "others": 2.0}, 2000)
     assert taken[best] > 0.9 * 2000
     assert len(taken) == 7, "every arm was tried, off included"
+
+
+def test_what_is_far_behind_is_seldom_tried():
+    speeds = {OFF: 1.0, Arm("history", 2): 1.5, Arm("history", 4): 1.4, "others": 0.5}
+    taken = play(bandit(explore=0.5, explore_last=0.5), speeds, 4000)
+    assert taken[Arm("history", 4)] > 5 * taken[Arm("adaptive", 2)]
+
+
+def test_a_hopeless_drafter_is_not_tried_deeper():
+    taken = play(bandit(explore=0, explore_last=0), {OFF: 3.0, "others": 1.0}, 400)
+    assert set(taken) == {OFF, Arm("history", 2), Arm("adaptive", 2)}
+
+
+def test_one_that_gets_better_is_found_all_the_same():
+    """An adaptive drafter before and after its training."""
+    chooser = bandit()
+    play(chooser, {OFF: 2.0, "others": 0.5}, 400)
+    taken = play(chooser, {Arm("adaptive", 4): 4.0, Arm("adaptive", 2): 3.0, OFF: 2.0, "others": 0.5}, 20000)
+    assert taken[Arm("adaptive", 4)] > 10000
 
 
 def test_it_loses_less_than_a_twentieth():
