@@ -65,7 +65,7 @@ def one_by_one(decoder: Decoder, texts: list[list[int]], rows: int) -> torch.Ten
     """Best tokens [texts, LENGTH], `rows` texts at a time through the graph for so many."""
     kv, kernels = pool(decoder), TritonKernels(decoder)
     state = DecodeState.make(rows, blocks_for(LENGTH), 1, "cuda")
-    graphs = DecodeGraphs(state, lambda count, width: kernels.step(kv, state, count, width))
+    graphs = DecodeGraphs(state, lambda count, width: kernels.step(kv, None, state, count, width))
     best = torch.empty(TEXTS, LENGTH, dtype=torch.int64)
     for first in range(0, TEXTS, rows):
         for place in range(LENGTH):

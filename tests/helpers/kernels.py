@@ -90,27 +90,35 @@ def make_graphs(decoder: Decoder, kv: torch.Tensor, rows: list[Row], steps: int)
     kernels = TritonKernels(decoder)
     state = DecodeState.make(8, blocks_for(decoder.shape.context), steps, kv.device)
     state.write(dict(enumerate(rows)))
-    return DecodeGraphs(state, lambda count, width: kernels.step(kv, state, count, width))
+    return DecodeGraphs(state, lambda count, width: kernels.step(kv, None, state, count, width))
 
 
 def bucket(rows: list[Row]) -> int:
     return next(size for size in (1, 2, 4, 8) if size >= len(rows))
 
 
-def reference_logits(decoder: Decoder, kv: torch.Tensor, rows) -> torch.Tensor:
-    """Of each row's newest token, whose key and value are written."""
+def reference_hidden(decoder: Decoder, kv: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+    """Of each row's newest token, whose key and value are written; what the output head sees."""
     order = sorted(range(len(rows)), key=lambda number: rows[number].position)
     spans = [Span(1, rows[n].position + 1, rows[n].blocks[: blocks_for(rows[n].position + 1)]) for n in order]
     column = lambda values: torch.tensor(values, device=kv.device)
     group = decoder.shape.heads // decoder.shape.kv_heads
     attention = PagedSdpa(kv, make_scratch(kv), slots_of(spans, str(kv.device)), spans, group)
     hidden = decoder(column([rows[n].token for n in order]), column([rows[n].position for n in order]), attention)
-    return decoder.logits(hidden)[torch.tensor(order).argsort()]
+    return hidden[torch.tensor(order).argsort()]
+
+
+def reference_logits(decoder: Decoder, kv: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+    return decoder.logits(reference_hidden(decoder, kv, rows))
+
+
+def slot_of(row: Row) -> tuple[int, int]:
+    return row.blocks[row.position // BLOCK], row.position % BLOCK
 
 
 @torch.inference_mode()
 def check_step(device: str, shape: Shape, kind: str, count: int, **options) -> None:
-    """Logits, keys, values, the drawn token and all its figures equal the reference's."""
+    """Logits, hidden states, keys, values, the drawn token and all its figures equal the reference's."""
     from untail.engine import fused
 
     decoder, rows = make_decoder(shape, device), make_rows(CONTEXTS[:count], 4)
@@ -119,9 +127,15 @@ def check_step(device: str, shape: Shape, kind: str, count: int, **options) -> N
     state = DecodeState.make(count, 16, 1, device)
     state.write(dict(enumerate(rows)))
     chained = kv.is_cuda and torch.cuda.get_device_capability()[0] >= 9
-    step = getattr(fused, kind)(decoder, kv, state, count, chained, **options)
+    kept = torch.zeros(kv.shape[2], BLOCK, shape.hidden, device=device)
+    step = getattr(fused, kind)(decoder, kv, state, count, chained, kept=kept, **options)
     step()
-    logits = reference_logits(decoder, theirs, rows)
+    hidden = reference_hidden(decoder, theirs, rows)
+    for number, row in enumerate(rows):
+        torch.testing.assert_close(kept[slot_of(row)], hidden[number], atol=1e-4, rtol=1e-4)
+        kept[slot_of(row)] = 0
+    assert not kept.any()
+    logits = decoder.logits(hidden)
     torch.testing.assert_close(step.logits, logits, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(kv, theirs, atol=1e-4, rtol=1e-4)
     policy = logits.log_softmax(-1)

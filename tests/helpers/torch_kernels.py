@@ -25,15 +25,15 @@ class TorchKernels:
     def attention(self, kv: Tensor, slots_T: Tensor, spans: list[Span]) -> Attention:
         return PagedSdpa(kv, make_scratch(kv), slots_T, spans, self.decoder.shape.heads // self.decoder.shape.kv_heads)
 
-    def step(self, kv: Tensor, state: DecodeState, rows: int, width: int) -> Callable[[], None]:
+    def step(self, kv: Tensor, kept: Tensor | None, state: DecodeState, rows: int, width: int) -> Callable[[], None]:
         def step() -> None:
-            logits = self._logits(kv, state, rows, width)
+            logits = self._logits(kv, kept, state, rows, width)
             for token in range(rows * width):
                 _draw(state, token, logits[token].float())
 
         return step
 
-    def _logits(self, kv: Tensor, state: DecodeState, rows: int, width: int) -> Tensor:
+    def _logits(self, kv: Tensor, kept: Tensor | None, state: DecodeState, rows: int, width: int) -> Tensor:
         """Of every token; those that are not alive are not computed."""
         alive = [[t for t in range(row * width, (row + 1) * width) if state.live[t]] for row in range(rows)]
         numbers = [row for row in range(rows) if alive[row]]
@@ -48,7 +48,10 @@ class TorchKernels:
         out = torch.zeros(rows * width, self.decoder.shape.vocab)
         if tokens:
             attention = self.attention(kv, torch.cat(slots), spans)
-            out[tokens] = self.decoder.logits(self.decoder(state.ids[tokens], state.positions[tokens], attention))
+            hidden = self.decoder(state.ids[tokens], state.positions[tokens], attention)
+            if kept is not None:
+                kept.view(-1, hidden.shape[-1])[torch.cat(slots)] = hidden
+            out[tokens] = self.decoder.logits(hidden)
         return out
 
 

@@ -21,9 +21,10 @@ class Kernels(Protocol):
         """Over packed tokens in any order. `kv` is [layers, 2, blocks, BLOCK, K, D]."""
         ...
 
-    def step(self, kv: Tensor, state: DecodeState, rows: int, width: int) -> Callable[[], None]:
+    def step(self, kv: Tensor, kept: Tensor | None, state: DecodeState, rows: int, width: int) -> Callable[[], None]:
         """Decode the first `rows` rows, one token each, and move them on; or compute and draw `width` tokens of each,
-        which lie side by side, with a block table for each row."""
+        which lie side by side, with a block table for each row. Hidden states go to `kept`, if it is there:
+        [blocks, BLOCK, hidden]."""
         ...
 
 

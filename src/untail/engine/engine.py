@@ -73,8 +73,8 @@ class Engine:
         self.speculation = speculation
         if speculation is not None:
             speculation.attach(self.runner, config.max_seqs)
-        # Drafts need the host between two steps.
-        runs_ahead = self.runner.kernels is not None and speculation is None
+        # Who goes on without the target does so between two of its steps.
+        runs_ahead = self.runner.kernels is not None and not (speculation and speculation.goes_unverified)
         self.ahead = RunAhead(self.runner, self.scheduler, context) if runs_ahead else None
         self._sequences: dict[str, Sequence] = {}
         self._due: list[tuple[str, Chunk]] = []  # chunks that nobody has fetched yet
@@ -256,9 +256,10 @@ class Engine:
         lone = self._lone()
         if lone is not None and self._go_unverified(lone):
             return
-        runs_elsewhere = self._run_ahead()
-        before = replace(self.counts)
-        plan = self.scheduler.plan(self._depths(), runs_elsewhere)
+        depths = self._depths()
+        runs_elsewhere = self._come_back() if any(depths.values()) else self._run_ahead()
+        was_read, before = self.last_step.sequences > 0, replace(self.counts)
+        plan = self.scheduler.plan(self._with_room(depths), runs_elsewhere)
         try:
             self.runner.copy(plan.copies)
             if not plan.work:
@@ -276,7 +277,7 @@ class Engine:
         self.counts.steps += 1
         ends, verified = self._deliver(result)
         if self.speculation is not None:
-            only_decoded = all(work.size == 1 for work in plan.work)
+            only_decoded = not was_read and all(work.size == 1 for work in plan.work)
             self.speculation.verified(verified, time.perf_counter() - began, only_decoded)
         for sequence, end in ends:
             self._end(sequence, end)
@@ -287,18 +288,22 @@ class Engine:
         if ahead is None:
             return lambda _: False
         if ahead.is_loose():
-            self._take_in(leave=0)
-            ahead.forget_rows()
+            self._come_back()
         launches = ahead.under_way
         has_room = ahead.launch(self.version)
         self._take_in(leave=1 if ahead.under_way > launches else 0)
-        if has_room:
-            return ahead.decodes
-        ahead.forget_rows()  # a planned step may take blocks from those in slots
+        # Without room, a planned step may take blocks from those in slots.
+        return ahead.decodes if has_room else self._come_back()
+
+    def _come_back(self) -> Callable[[Sequence], bool]:
+        """Nothing runs ahead: all tokens are to be planned."""
+        if self.ahead is not None:
+            self._take_in(leave=0, is_steady=False)
+            self.ahead.forget_rows()
         return lambda _: False
 
-    def _take_in(self, leave: int) -> None:
-        """Read launches until so many are left."""
+    def _take_in(self, leave: int, is_steady: bool = True) -> None:
+        """Read launches until so many are left. `is_steady`: nobody was about to draft."""
         while self.ahead is not None and self.ahead.under_way > leave:
             riders = self.ahead.riders()
             try:
@@ -307,11 +312,16 @@ class Engine:
                 raise self._fail(riders, error) from error
             self.last_step = StepSize(read.rows, read.rows)
             self.counts.steps += read.steps
-            for taken in read.taken:
-                self._receive(taken, read.version)
+            ends = [(taken.sequence, self._receive(taken, read.version)) for taken in read.taken]
+            if self.speculation is not None:
+                verified = [Verified(sequence, 0, 0, tokens) for sequence, tokens, _ in read.taken]
+                self.speculation.verified(verified, read.seconds, is_steady, read.steps)
+            for sequence, end in ends:
+                if end is not None:
+                    self._end(sequence, end)
 
-    def _receive(self, taken: Taken, version: int) -> None:
-        """Tokens that were drawn ahead: chunk by chunk. Only the last of them can be an end."""
+    def _receive(self, taken: Taken, version: int) -> End | None:
+        """Tokens that were drawn ahead, chunk by chunk. Only the last of them can be an end."""
         sequence, begin = taken.sequence, 0
         end: End | None = None
         while begin < len(taken.tokens) and end is None:
@@ -322,8 +332,7 @@ class Engine:
             if end is None and len(sequence.chunk.tokens) >= sequence.spec.chunk:
                 self._due.append((sequence.id, sequence.emit()))
         self.scheduler.settle_ahead(sequence, len(taken.tokens))
-        if end is not None:
-            self._end(sequence, end)
+        return end
 
     def _fetch_due(self) -> list[tuple[str, Chunk]]:
         due, self._due = self._due, []
@@ -354,14 +363,17 @@ class Engine:
         self.pool = self.scheduler.pool = BlockPool(blocks, self.prefix.forget)
         self.limits.blocks = self.runner.blocks = blocks
 
-    def _depths(self) -> dict[str, int] | None:
-        """How many drafts each sequence may carry in the next step, within its budget and the context."""
+    def _depths(self) -> dict[str, int]:
+        """How many drafts each sequence should carry in the next step."""
         if self.speculation is None:
-            return None
+            return {}
         ready = [s for s in self.scheduler.running if s.wanted == 1]
-        depths = self.speculation.depths(ready)
+        return {s.id: depth for s, depth in zip(ready, self.speculation.depths(ready), strict=True)}
+
+    def _with_room(self, depths: dict[str, int]) -> dict[str, int]:
+        """Within each sequence's budget and the context."""
         room = lambda s: min(s.budget, self.limits.context - len(s.tokens)) - 1  # one more token is always drawn
-        return {s.id: min(depth, room(s)) for s, depth in zip(ready, depths, strict=True)}
+        return {s.id: min(depths[s.id], room(s)) for s in self.scheduler.running if s.id in depths}
 
     def _lone(self) -> Sequence | None:
         """The only sequence in the engine that has anything to do, if it decodes and somebody might go on without the

@@ -18,7 +18,7 @@ from torch import Tensor
 from untail.engine.attention.triton_paged import Scratch, decode_attention, rows_for, splits_for, supports
 from untail.engine.blocks import BLOCK
 from untail.engine.decode_state import DecodeState
-from untail.engine.kernels.elementwise import add_norm_kernel, rope_kv_kernel, silu_kernel
+from untail.engine.kernels.elementwise import add_norm_kernel, keep_kernel, rope_kv_kernel, silu_kernel
 from untail.engine.kernels.linear import gate_up_kernel, qkv_kernel, residual_kernel
 from untail.engine.kernels.sample import RUN, draw_kernel, head_kernel, runs_kernel
 from untail.engine.kernels.send import pieces_of
@@ -69,14 +69,15 @@ def default_tiling(shape: Shape) -> Tiling:
 
 class FusedStep:
     def __init__(self, decoder: Decoder, kv: Tensor, state: DecodeState, rows: int, chained: bool,
-                 tiling: Tiling | None = None, splits: int | None = None):  # fmt: skip
-        """For `rows` sequences, the first of the state's. `kv` is [layers, 2, blocks, BLOCK, K, D]."""
+                 tiling: Tiling | None = None, splits: int | None = None, kept: Tensor | None = None):  # fmt: skip
+        """For `rows` sequences, the first of the state's. `kv` is [layers, 2, blocks, BLOCK, K, D]; hidden states are
+        kept in `kept` [blocks, BLOCK, hidden], if that is there."""
         self.decoder, self.kv, self.state, self.rows, self.chained = decoder, kv, state, rows, chained
         shape = decoder.shape
         assert can_fuse(shape)
         assert rows in (1, 2, 4)
         device, dtype = kv.device, kv.dtype
-        self.tiling = tiling or default_tiling(shape)
+        self.tiling, self.kept = tiling or default_tiling(shape), kept
         self.hidden = torch.empty(rows, shape.hidden, device=device, dtype=dtype)
         self.q = torch.empty(rows, shape.q_size, device=device, dtype=dtype)
         self.attended = torch.empty_like(self.q)
@@ -91,6 +92,8 @@ class FusedStep:
     def __call__(self) -> None:
         for number in range(self.decoder.shape.layers):
             self._layer(number)
+        if self.kept is not None:
+            launch_keep(self.decoder, self.hidden, self.kept, self.state, 1, self.chained)
         self._head()
 
     def _layer(self, number: int) -> None:
@@ -181,13 +184,14 @@ class Workspace:
 
 class PlainStep:
     def __init__(self, decoder: Decoder, kv: Tensor, state: DecodeState, rows: int, chained: bool, width: int = 1,
-                 space: Workspace | None = None, splits: int | None = None, sends: Sends | None = None):  # fmt: skip
+                 space: Workspace | None = None, splits: int | None = None, sends: Sends | None = None,
+                 kept: Tensor | None = None):  # fmt: skip
         """`width` tokens of each of the first `rows` sequences, which lie side by side in the state."""
         self.decoder, self.kv, self.state, self.chained = decoder, kv, state, chained
         self.rows, self.width, self.tokens = rows, width, rows * width
         shape = decoder.shape
         assert supports(shape.head_dim)
-        self.sends = sends or default_sends(self.tokens, chained)
+        self.sends, self.kept = sends or default_sends(self.tokens, chained), kept
         space = space or Workspace.make(decoder, self.tokens)
         self.hidden, self.normed, self.delta, self.qkv, self.q, self.attended = (
             whole[: self.tokens]
@@ -208,6 +212,8 @@ class PlainStep:
         for number in range(decoder.shape.layers):
             self._layer(number)
         self._norm(decoder.norm, decoder.output_weight, add=True)
+        if self.kept is not None:
+            launch_keep(decoder, self.hidden, self.kept, state, self.width, chained=False)
         torch.mm(self.normed, decoder.output_weight.t(), out=self.logits)
         count = self.runs.shape[-1]
         runs_kernel[tokens, -(-count // 16)](
@@ -269,6 +275,15 @@ def launch_draw(logits: Tensor, runs: Tensor, state: DecodeState, rows: int, cha
         state.tokens_out.shape[1],
         V=logits.shape[1], RUN=RUN, RUNS=1 << (runs.shape[-1] - 1).bit_length(), STOPS=STOPS,
         STEPS=state.tokens_out.shape[0], CHAINED=chained, num_warps=4, **pdl(chained),
+    )  # fmt: skip
+
+
+def launch_keep(decoder: Decoder, hidden: Tensor, kept: Tensor, state: DecodeState, width: int, chained: bool) -> None:
+    size = decoder.shape.hidden
+    keep_kernel[len(hidden),](
+        hidden, decoder.norm, state.positions, state.tables, state.live, kept, decoder.shape.norm_eps,
+        state.tables.stride(0), K=size, BLOCK=1 << (size - 1).bit_length(), PAGE=BLOCK, WIDTH=width, CHAINED=chained,
+        num_warps=4, **pdl(chained),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ update in place needs no new capture, another KV tensor needs other graphs.
 Pre: every row has blocks for all the tokens that the launches under way may draw.
 """
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,24 +27,44 @@ MakeStep = Callable[[int, int], Step]
 class Drawn(NamedTuple):
     tokens: np.ndarray  # [steps, rows], -1 where a row drew nothing
     figures: np.ndarray  # [steps, rows, 4]: sequence.Figures
+    seconds: float  # on the device
+
+
+class Clock:
+    """When something began and ended on the device."""
+
+    def __init__(self, on_gpu: bool):
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_gpu else []
+        self._times: list[float] = []
+
+    def mark(self) -> None:
+        """Begin, and then end."""
+        if self._events:
+            self._events[len(self._times)].record()
+        self._times.append(time.perf_counter())
+
+    def wait(self) -> float:
+        """For the end; the seconds in between."""
+        if not self._events:
+            return self._times[1] - self._times[0]
+        self._events[1].synchronize()
+        return self._events[0].elapsed_time(self._events[1]) / 1e3
 
 
 class Launch:
     """Steps under way; `wait` for what they drew."""
 
-    def __init__(self, tokens: Tensor, figures: Tensor):
+    def __init__(self, tokens: Tensor, figures: Tensor, clock: Clock):
         self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=tokens.is_cuda)
         self._figures = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=figures.is_cuda)
         self._tokens.copy_(tokens, non_blocking=True)
         self._figures.copy_(figures, non_blocking=True)
-        self._done = torch.cuda.Event() if tokens.is_cuda else None
-        if self._done is not None:
-            self._done.record()
+        self._clock = clock
+        clock.mark()
 
     def wait(self) -> Drawn:
-        if self._done is not None:
-            self._done.synchronize()
-        drawn = Drawn(self._tokens.numpy(), self._figures.numpy())
+        seconds = self._clock.wait()
+        drawn = Drawn(self._tokens.numpy(), self._figures.numpy(), seconds)
         if not np.isfinite(drawn.figures[drawn.tokens >= 0]).all():
             raise FloatingPointError("the model's logits are not finite: its weights have blown up, or were damaged")
         return drawn
@@ -63,10 +84,12 @@ class DecodeGraphs:
         state, key = self.state, (rows, width)
         assert 0 < steps <= state.tokens_out.shape[0]
         step = self._graph(key).replay if state.ids.is_cuda else self._step(key)
+        clock = Clock(state.ids.is_cuda)
+        clock.mark()
         state.clock.zero_()
         for _ in range(steps):
             step()
-        return Launch(state.tokens_out[:steps, : rows * width], state.figures_out[:steps, : rows * width])
+        return Launch(state.tokens_out[:steps, : rows * width], state.figures_out[:steps, : rows * width], clock)
 
     def _graph(self, key: tuple[int, int]) -> torch.cuda.CUDAGraph:
         """One step: replayed n times it runs as fast as a graph of n steps, and is captured in an n-th of the time."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import PADDING, DecodeState, Row
-from untail.engine.graphs import DecodeGraphs, Launch, buckets_up_to
+from untail.engine.graphs import DecodeGraphs, Drawn, Launch, buckets_up_to
 from untail.engine.runner import Runner
 from untail.engine.scheduler import Plan, Scheduler
 from untail.engine.sequence import Sequence, State
@@ -54,6 +54,7 @@ class Read(NamedTuple):
     rows: int
     steps: int
     version: int
+    seconds: float  # on the device
     taken: list[Taken]
 
 
@@ -107,7 +108,8 @@ class RunAhead:
             if stay is not None:
                 stay.ahead -= flight.steps
         rows = sum(stay is not None for stay in flight.rows)
-        return Read(rows, flight.steps, flight.version, self._taken(flight))
+        drawn = flight.launch.wait()
+        return Read(rows, flight.steps, flight.version, drawn.seconds, self._taken(flight, drawn))
 
     def riders(self) -> list[Sequence]:
         """Who is in the oldest launch and still there."""
@@ -125,9 +127,8 @@ class RunAhead:
         self._to_write.clear()
         self._graphs = None
 
-    def _taken(self, flight: Flight) -> list[Taken]:
+    def _taken(self, flight: Flight, drawn: Drawn) -> list[Taken]:
         taken: list[Taken] = []
-        drawn = flight.launch.wait()
         counts = (drawn.tokens >= 0).sum(0).tolist()
         for number, (stay, count) in enumerate(zip(flight.rows, counts, strict=False)):
             if stay is None or count == 0:
@@ -206,9 +207,9 @@ class RunAhead:
     def _ready(self) -> DecodeGraphs:
         """Made when first needed: sleep and a smaller pool take them away."""
         if self._graphs is None:
-            kernels, kv = self.runner.kernels, self.runner.kv
+            kernels, kv, kept = self.runner.kernels, self.runner.kv, self.runner.hidden
             assert kernels is not None
             assert kv is not None
             state = DecodeState.make(self.buckets[-1], blocks_for(self.context), STEPS, kv.device)
-            self._graphs = DecodeGraphs(state, lambda rows, width: kernels.step(kv, state, rows, width))
+            self._graphs = DecodeGraphs(state, lambda rows, width: kernels.step(kv, kept, state, rows, width))
         return self._graphs

@@ -78,8 +78,8 @@ class Runner:
         self.scratch = make_scratch(self.kv)
         if self.keeps_hidden:
             self.hidden = torch.zeros(self.blocks, BLOCK, shape.hidden, dtype=embed.dtype, device=embed.device)
-        elif self.kernels is not None:
-            self.verifier = VerifyGraphs(self.kernels, self.kv, shape.context)
+        if self.kernels is not None:
+            self.verifier = VerifyGraphs(self.kernels, self.kv, self.hidden, shape.context)
 
     def free(self) -> None:
         self.kv = self.hidden = self.verifier = None

@@ -27,10 +27,11 @@ class TritonKernels:
     def attention(self, kv: Tensor, slots_T: Tensor, spans: list[Span]) -> Attention:
         return TritonPaged(kv, slots_T, spans, self.decoder.shape.heads // self.decoder.shape.kv_heads)
 
-    def step(self, kv: Tensor, state: DecodeState, rows: int, width: int) -> Callable[[], None]:
+    def step(self, kv: Tensor, kept: Tensor | None, state: DecodeState, rows: int, width: int) -> Callable[[], None]:
         if width == 1 and rows <= FUSED_ROWS and can_fuse(self.decoder.shape):
-            return FusedStep(self.decoder, kv, state, rows, self.chained)
-        return PlainStep(self.decoder, kv, state, rows, self.chained, width, self._space(len(state.ids)))
+            return FusedStep(self.decoder, kv, state, rows, self.chained, kept=kept)
+        space = self._space(len(state.ids))
+        return PlainStep(self.decoder, kv, state, rows, self.chained, width, space, kept=kept)
 
     def _space(self, tokens: int) -> Workspace:
         """One for all steps: they run one after another. Steps made before it grew keep theirs."""

@@ -19,10 +19,11 @@ TOKENS = 512  # of all rows
 
 
 class VerifyGraphs:
-    def __init__(self, kernels: Kernels, kv: Tensor, context: int):
+    def __init__(self, kernels: Kernels, kv: Tensor, kept: Tensor | None, context: int):
+        """`kv` and `kept` as the kernels want them (device_kernels.py)."""
         self.context = context
         self.widest = max(width for width in WIDTHS if width <= max(1, kernels.widest))
-        self._given = (kernels, kv)
+        self._given = (kernels, kv, kept)
         self._graphs: DecodeGraphs | None = None
 
     def takes(self, work: list[Work]) -> bool:
@@ -55,9 +56,9 @@ class VerifyGraphs:
 
     def _ready(self) -> DecodeGraphs:
         if self._graphs is None:
-            kernels, kv = self._given
+            kernels, kv, kept = self._given
             state = DecodeState.make(TOKENS, blocks_for(self.context), 1, kv.device)
-            self._graphs = DecodeGraphs(state, lambda rows, width: kernels.step(kv, state, rows, width))
+            self._graphs = DecodeGraphs(state, lambda rows, width: kernels.step(kv, kept, state, rows, width))
         return self._graphs
 
 

@@ -91,3 +91,22 @@ def silu_kernel(
     gate = tl.load(gate_up + row * 2 * N + n, mask=n < N, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * N + N + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out + row * N + n, gate * tl.sigmoid(gate) * up, mask=n < N)
+
+
+@triton.jit
+def keep_kernel(
+    hidden, gain, positions, tables, live, pool, eps, table_stride,
+    K: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """The rms-normed hidden state of every live token to its slot in the pool: what the output head sees of it."""
+    row, k = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = k < K
+    start(CHAINED)
+    wait(CHAINED)
+    position = tl.load(positions + row)
+    if tl.load(live + row) != 0:
+        x = tl.load(hidden + row * K + k, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+        block = tl.load(tables + (row // WIDTH) * table_stride + position // PAGE).to(tl.int64)
+        out = pool + (block * PAGE + position % PAGE) * K + k
+        tl.store(out, x * scale * tl.load(gain + k, mask=inside, other=0.0).to(tl.float32), mask=inside)
