@@ -28,3 +28,7 @@ def read_limit(decoder: Decoder) -> float:
     """Steps per second if reading the weights once were all."""
     read = [p for name, p in decoder.named_parameters() if decoder.shape.tied or name != "embed"]
     return BYTES_PER_SECOND / sum(p.numel() * p.element_size() for p in read)
+
+
+def read_limit_of(shape: Shape) -> float:
+    return read_limit(Decoder(shape, "meta", torch.bfloat16))

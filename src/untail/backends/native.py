@@ -42,6 +42,7 @@ class Turn:
     in_flight: bool = False
     seconds: float = 0.0
     decoded: int = 0  # sequences in the step, if it did nothing but decode
+    steps: int = 1  # of a launch, where the engine runs ahead
 
 
 @dataclass
@@ -158,6 +159,7 @@ class NativeBackend:
 
         def after_the_step_under_way(turn: Turn) -> None:
             self.engine.admit_new(True)
+            self._bring(turn, self.engine.drain())  # who pauses may change the weights next
             if mode == "abort":
                 self._abort(turn, self.engine.names())
 
@@ -303,18 +305,22 @@ class NativeBackend:
         return turn
 
     def _step(self, turn: Turn) -> None:
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self.engine.counts.steps
         try:
             chunks = self.engine.step()
         except StepFailed as failure:
             turn.items += [(name, failure) for name in failure.sequences]
         else:
             turn.decoded = self.engine.last_step.sequences if self.engine.last_step.decodes_only else 0
-            for name, chunk in chunks:
-                turn.items.append((name, chunk))
-                if not self.engine.is_alive(name):
-                    turn.items.append((name, None))
+            turn.steps = max(1, self.engine.counts.steps - before)
+            self._bring(turn, chunks)
         turn.seconds = self._step_clock.latency if self._step_clock else time.perf_counter() - began
+
+    def _bring(self, turn: Turn, chunks: list[tuple[str, Chunk]]) -> None:
+        for name, chunk in chunks:
+            turn.items.append((name, chunk))
+            if not self.engine.is_alive(name):
+                turn.items.append((name, None))
 
     def _measure(self) -> Load:
         pool, counts = self.engine.pool, self.engine.counts
@@ -325,6 +331,7 @@ class NativeBackend:
             sampled=counts.sampled,
             recomputed=counts.recomputed_after_eviction,
             preemptions=counts.preemptions,
+            overrun=counts.overrun,
             drafts=self.engine.speculation.figures() if self.engine.speculation else {},
         )
 
@@ -333,7 +340,7 @@ class NativeBackend:
         self._busy_s += turn.seconds
         self._load = self._measure()
         if turn.decoded:
-            self._times.record(turn.decoded, turn.seconds)
+            self._times.record(turn.decoded, turn.seconds / turn.steps)
         for control, value, error in turn.outcomes:
             if control.done.done():  # its caller was cancelled meanwhile
                 if error is None and control.undo is not None:

@@ -49,6 +49,7 @@ class Speculator:
         self.counts = {name: DraftCounts() for name in drafters}
         self.wants_hidden = any(drafter.wants_hidden for drafter in drafters.values())
         self.learning = [drafter for drafter in drafters.values() if isinstance(drafter, LearningDrafter)]
+        self.goes_unverified = any(drafter.is_lossy(drafter.config) for drafter in drafters.values())
         self.wants_past = any(drafter.wants_past for drafter in drafters.values())
         self._acceptance = Acceptance()
         self._step = _Step(Scene(0, 0, None))
@@ -95,7 +96,7 @@ class Speculator:
         self._step.draft_s = time.perf_counter() - began
         return drafts
 
-    def verified(self, results: list[Verified], seconds: float, mostly_decoded: bool) -> None:
+    def verified(self, results: list[Verified], seconds: float, mostly_decoded: bool, steps: int = 1) -> None:
         step = self._step
         for result in results:
             own = step.arm.drafter if result.sequence.id in step.drafted else None
@@ -108,7 +109,8 @@ class Speculator:
             emitted, drafted, accepted = (
                 sum(column) for column in zip(*((len(r.tokens), r.drafted, r.accepted) for r in results), strict=True)
             )
-            self.chooser.heard(step.scene, step.arm, emitted, drafted, accepted, step.draft_s, seconds)
+            emitted = -(-emitted // steps)  # a chooser thinks in steps
+            self.chooser.heard(step.scene, step.arm, emitted, drafted, accepted, step.draft_s, seconds / steps)
 
     def unverified(self, sequence: Sequence) -> Draft | None:
         for name, drafter in self.drafters.items():
