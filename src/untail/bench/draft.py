@@ -31,15 +31,14 @@ QUESTIONS = (
 )
 SLICES = 60  # of training of the adaptive drafter on the earlier responses of each batch size
 DRAFTERS: dict[str, Any] = {"history": {}, "adaptive": {"slices": SLICES}, "ngram": {}, "layer_skip": {}}
-DEPTHS = (2, 8)
+ARMS = (("history", 2), ("history", 8), ("ngram", 2), ("ngram", 8), ("adaptive", 2), ("layer_skip", 2))
 STRATEGIES: dict[str, DraftConfig] = {
     "off": DraftConfig(),
     **{
-        f"{name} {depth}": DraftConfig(drafters={name: table}, choose={"name": "first", "depth": depth})
-        for name, table in DRAFTERS.items()
-        for depth in DEPTHS
+        f"{name} {depth}": DraftConfig(drafters={name: DRAFTERS[name]}, choose={"name": "first", "depth": depth})
+        for name, depth in ARMS
     },
-    "bandit": DraftConfig(drafters=DRAFTERS, choose={"name": "bandit", "depths": DEPTHS}),
+    "bandit": DraftConfig(drafters=DRAFTERS, choose={"name": "bandit", "depths": (2, 8)}),
     "formula": DraftConfig(drafters=DRAFTERS, choose={"name": "formula"}),
 }
 ENGINE = EngineConfig(kv_gib=0.25)  # there is one for each strategy
