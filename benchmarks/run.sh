@@ -51,6 +51,8 @@ done
 $untail simulate --trace runs/first-segment.jsonl --recipes ulorl,es-grpo --set rollout.max_tokens=8192 --warmup 9 --json \
   | tail -1 > $data/sim-first-segment.json
 $untail simulate --recipes benchmarks/sim/no-repack.toml,benchmarks/sim/laminar.toml --json | tail -1 > $data/sim-laminar.json
+$untail simulate --devices 1024 --recipes grpo,es-grpo,untail --steps 1 --warmup 0 --json | tail -1 > $data/sim-scale.json
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/sim_vs_native.py | tail -1 > $data/sim-vs-native.json
 
 # Between segments: what pruning and forking do to groups without variance, and to the score at equal tokens. Responses
 # of the tiny model are short, so segments are, too. No rule is switched off by its audit, or there would be nothing to see.
