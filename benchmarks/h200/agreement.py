@@ -19,7 +19,8 @@ from untail.engine.decode_state import DecodeState, Row
 from untail.engine.engine import Engine
 from untail.engine.graphs import DecodeGraphs
 from untail.engine.models.decoder import Decoder
-from untail.engine.models.load import load_model
+from untail.engine.models.load import load_decoder
+from untail.engine.models.sources import find_model
 from untail.engine.triton_kernels import TritonKernels
 from untail.types import SequenceSpec
 
@@ -62,24 +63,36 @@ def all_at_once(decoder: Decoder, texts: list[list[int]], is_triton: bool) -> to
 
 
 def one_by_one(decoder: Decoder, texts: list[list[int]], rows: int) -> torch.Tensor:
-    """Best tokens [texts, LENGTH], `rows` texts at a time through the graph for so many."""
+    """Best tokens [rows, LENGTH] of the first texts, through the graph for so many rows."""
     kv, kernels = pool(decoder), TritonKernels(decoder)
     state = DecodeState.make(rows, blocks_for(LENGTH), 1, "cuda")
     graphs = DecodeGraphs(state, lambda count, width: kernels.step(kv, None, state, count, width))
-    best = torch.empty(TEXTS, LENGTH, dtype=torch.int64)
-    for first in range(0, TEXTS, rows):
-        for place in range(LENGTH):
-            given = [
-                Row(texts[first + n][place], place, 0, 1, blocks_of(first + n), temperature=0.0) for n in range(rows)
-            ]
-            state.write(dict(enumerate(given)))
-            best[first : first + rows, place] = torch.from_numpy(graphs.launch(rows).wait().tokens[0])
+    best = torch.empty(rows, LENGTH, dtype=torch.int64)
+    for place in range(LENGTH):
+        given = [Row(texts[n][place], place, 0, 1, blocks_of(n), temperature=0.0) for n in range(rows)]
+        state.write(dict(enumerate(given)))
+        best[:, place] = torch.from_numpy(graphs.launch(rows).wait().tokens[0])
     return best.cuda()
+
+
+def compared(best: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
+    """Over the texts that `best` has."""
+    reference, exact = reference[: len(best)], exact[: len(best)]
+    differs = best != reference
+    logits = exact[differs]
+    pick = lambda tokens: logits.gather(-1, tokens[differs][:, None])[:, 0]
+    gaps = (pick(best) - pick(reference)).abs()
+    return {
+        "positions": best.numel(),
+        "agreement with SDPA": 1 - differs.float().mean().item(),
+        "largest gap": gaps.max().item() if len(gaps) else 0.0,
+        "disagreements that are no near ties": int((gaps > NEAR).sum()),
+    }
 
 
 @torch.inference_mode()
 def main(name: str) -> None:
-    decoder = load_model(name, "cuda", "bfloat16").decoder
+    decoder = load_decoder(find_model(name), "cuda", "bfloat16")
     texts = make_texts(decoder)
     exact_decoder = Decoder(decoder.shape, "cuda", torch.float32)
     for mine, theirs in zip(exact_decoder.parameters(), decoder.parameters(), strict=True):
@@ -87,25 +100,12 @@ def main(name: str) -> None:
     exact = all_at_once(exact_decoder, texts, is_triton=False)
     reference = all_at_once(decoder, texts, is_triton=False).argmax(-1)
     ways = {
-        "float32": exact.argmax(-1),
-        "Triton, eager": all_at_once(decoder, texts, is_triton=True).argmax(-1),
-        "graph of 1 row": one_by_one(decoder, texts, 1),
-        "graph of 2 rows": one_by_one(decoder, texts, 2),
-        "graph of 32 rows": one_by_one(decoder, texts, 32),
+        "float32": lambda: exact.argmax(-1),
+        "Triton, eager": lambda: all_at_once(decoder, texts, is_triton=True).argmax(-1),
+        **{f"graph of {rows} rows": lambda rows=rows: one_by_one(decoder, texts, rows) for rows in (1, 2, 8, 32)},
     }
-    for way, best in ways.items():
-        differs = best != reference
-        logits = exact[differs]
-        pick = lambda tokens, logits=logits, differs=differs: logits.gather(-1, tokens[differs][:, None])[:, 0]
-        gaps = (pick(best) - pick(reference)).abs()
-        row = {
-            "way": way,
-            "positions": best.numel(),
-            "agreement with SDPA": 1 - differs.float().mean().item(),
-            "largest gap": gaps.max().item() if len(gaps) else 0.0,
-            "disagreements that are no near ties": int((gaps > NEAR).sum()),
-        }
-        print(json.dumps(row), flush=True)
+    for way, said in ways.items():
+        print(json.dumps({"way": way, **compared(said(), reference, exact)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from models import SHAPES, random_decoder, read_limit
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import DecodeState
-from untail.engine.fused import FusedStep, PlainStep, Sends, can_fuse
+from untail.engine.fused import FusedStep, PlainStep, can_fuse
 from untail.engine.models.decoder import Decoder
 
 ROOM = 1024  # tokens that a timed run may move on
@@ -102,18 +102,13 @@ def parity(decoder: Decoder, make, rows: int, context: int) -> dict[str, float]:
             "ours_vs_torch": error(ours, same), "argmax_agreement": agree}  # fmt: skip
 
 
-def steps_for(decoder: Decoder, rows: int, chained: bool, sends: list[tuple[int, int]]):
+def steps_for(decoder: Decoder, rows: int, chained: bool):
     """name -> maker of a step."""
     makers = {}
     if can_fuse(decoder.shape) and rows in (1, 2, 4):
         makers["fused"] = lambda d, kv, state, rows: FusedStep(d, kv, state, rows, chained)
     if rows > 1:
         makers["plain"] = lambda d, kv, state, rows: PlainStep(d, kv, state, rows, chained)
-        for short, attention in sends:
-            given = Sends(short * 2**20, attention * 2**20)
-            makers[f"plain, sending {short} and {attention} MiB"] = lambda d, kv, state, rows, given=given: PlainStep(
-                d, kv, state, rows, chained, sends=given
-            )
     return makers
 
 
@@ -124,14 +119,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--parity", action="store_true")
     parser.add_argument("--unchained", action="store_true")
-    parser.add_argument("--sends", nargs="+", default=[], help="MiB in short kernels and in attention, as 6,16")
     args = parser.parse_args()
-    sends = [(int(short), int(attention)) for short, attention in (given.split(",") for given in args.sends)]
     with torch.inference_mode():
         for name in args.models:
             decoder = random_decoder(SHAPES[name])
             for rows in args.rows:
-                for kind, make in steps_for(decoder, rows, not args.unchained, sends).items():
+                for kind, make in steps_for(decoder, rows, not args.unchained).items():
                     row = {"model": name, "rows": rows, "kind": kind, "context": args.context}
                     try:
                         if args.parity:

@@ -36,7 +36,6 @@ def candidates(shape: Shape, rows: int) -> dict[str, list]:
 
     few = rows <= 4
     return {
-        "send": [mib * 2**20 for mib in (0, 1, 2, 4, 8, 16, 24, 32, 48)],
         "attention": [(64, 4), (64, 2), (64, 8), (128, 4), (128, 8), (32, 4), (32, 2)],
         "out": tiles(shape.q_size, shape.hidden, [2, 4, 8] if few else [16], 1, [1, 2, 4, 8], 64 if few else 16),
         "gate_up": tiles(

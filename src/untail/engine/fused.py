@@ -21,7 +21,6 @@ from untail.engine.decode_state import DecodeState
 from untail.engine.kernels.elementwise import add_norm_kernel, keep_kernel, rope_kv_kernel, silu_kernel
 from untail.engine.kernels.linear import gate_up_kernel, qkv_kernel, residual_kernel
 from untail.engine.kernels.sample import RUN, draw_kernel, head_kernel, runs_kernel
-from untail.engine.kernels.send import pieces_of
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.shape import Shape
 from untail.engine.sequence import STOPS
@@ -43,7 +42,6 @@ class Tiling(NamedTuple):
     down: Tile
     head: Tile
     attention: tuple[int, int]  # keys at once, warps
-    send: int = 0  # bytes of gate-up sent for while attention waits for its keys
 
 
 def power_of_two_in(size: int, most: int) -> int:
@@ -110,7 +108,7 @@ class FusedStep:
         )  # fmt: skip
         decode_attention(
             self.q, keys, values, self.attended, state.tables, state.positions[: self.rows], self.scratch, self.splits,
-            self.chained, *self.tiling.attention, next_weights=layer.gate_up, send_bytes=self.tiling.send,
+            self.chained, *self.tiling.attention,
         )  # fmt: skip
         self._residual(self.attended, layer.out, source, self.tiling.out, gather=number == 0)
         tile = self.tiling.gate_up
@@ -143,18 +141,6 @@ class FusedStep:
         )  # fmt: skip
 
 
-class Sends(NamedTuple):
-    """Bytes of the next products' weights that kernels between products send for (kernels/send.py)."""
-
-    short: int  # in a norm, in rotary positions, in SiLU
-    attention: int
-
-
-def default_sends(tokens: int, chained: bool) -> Sends:
-    """Where there are few tokens, and the GPU can."""
-    return Sends(6 * 2**20, 16 * 2**20) if chained and tokens <= 64 else Sends(0, 0)
-
-
 @dataclass
 class Workspace:
     """What lies between the kernels of a step, for so many tokens; one step after another may use the same."""
@@ -184,14 +170,14 @@ class Workspace:
 
 class PlainStep:
     def __init__(self, decoder: Decoder, kv: Tensor, state: DecodeState, rows: int, chained: bool, width: int = 1,
-                 space: Workspace | None = None, splits: int | None = None, sends: Sends | None = None,
+                 space: Workspace | None = None, splits: int | None = None,
                  kept: Tensor | None = None):  # fmt: skip
         """`width` tokens of each of the first `rows` sequences, which lie side by side in the state."""
         self.decoder, self.kv, self.state, self.chained = decoder, kv, state, chained
         self.rows, self.width, self.tokens = rows, width, rows * width
         shape = decoder.shape
         assert supports(shape.head_dim)
-        self.sends, self.kept = sends or default_sends(self.tokens, chained), kept
+        self.kept = kept
         space = space or Workspace.make(decoder, self.tokens)
         self.hidden, self.normed, self.delta, self.qkv, self.q, self.attended = (
             whole[: self.tokens]
@@ -211,7 +197,7 @@ class PlainStep:
         torch.index_select(decoder.embed, 0, state.ids[:tokens], out=self.hidden)
         for number in range(decoder.shape.layers):
             self._layer(number)
-        self._norm(decoder.norm, decoder.output_weight, add=True)
+        self._norm(decoder.norm, add=True)
         if self.kept is not None:
             launch_keep(decoder, self.hidden, self.kept, state, self.width, chained=False)
         torch.mm(self.normed, decoder.output_weight.t(), out=self.logits)
@@ -225,7 +211,7 @@ class PlainStep:
     def _layer(self, number: int) -> None:
         decoder, state, shape = self.decoder, self.state, self.decoder.shape
         layer, (keys, values) = decoder._layers[number], self.kv[number]
-        self._norm(layer.input_norm, layer.qkv, add=number > 0)
+        self._norm(layer.input_norm, add=number > 0)
         if layer.qkv_bias is None:
             torch.mm(self.normed, layer.qkv.t(), out=self.qkv)
         else:
@@ -233,16 +219,13 @@ class PlainStep:
         self._rope(number)
         decode_attention(
             self.q, keys, values, self.attended, state.tables, state.positions[: self.tokens], self.scratch,
-            self.splits, self.chained, width=self.width, next_weights=layer.gate_up, send_bytes=self.sends.attention,
+            self.splits, self.chained, width=self.width,
         )  # fmt: skip
         torch.mm(self.attended, layer.out.t(), out=self.delta)
-        self._norm(layer.post_norm, layer.gate_up, add=True)
+        self._norm(layer.post_norm, add=True)
         torch.mm(self.normed, layer.gate_up.t(), out=self.gate_up)
-        blocks = -(-shape.intermediate // 2048)
-        pieces = pieces_of(layer.down, self.sends.short, blocks)
-        silu_kernel[self.tokens + pieces, blocks](
-            self.gate_up, self.active, layer.down, self.tokens,
-            N=shape.intermediate, BLOCK=2048, SENDS=pieces > 0, CHAINED=False, num_warps=8,
+        silu_kernel[self.tokens, -(-shape.intermediate // 2048)](
+            self.gate_up, self.active, N=shape.intermediate, BLOCK=2048, CHAINED=False, num_warps=8,
         )  # fmt: skip
         torch.mm(self.active, layer.down.t(), out=self.delta)
 
@@ -250,21 +233,19 @@ class PlainStep:
         decoder, state, shape = self.decoder, self.state, self.decoder.shape
         layer, (keys, values) = decoder._layers[number], self.kv[number]
         has_norms = layer.q_norm is not None
-        heads = shape.heads + 2 * shape.kv_heads
-        pieces = pieces_of(layer.out, self.sends.short, heads)
-        rope_kv_kernel[self.tokens + pieces, heads](
+        rope_kv_kernel[self.tokens, shape.heads + 2 * shape.kv_heads](
             self.qkv, layer.q_norm if has_norms else self.qkv, layer.k_norm if has_norms else self.qkv,
-            decoder.rope_table, state.positions, state.tables, state.live, self.q, keys, values, layer.out,
-            shape.norm_eps, state.tables.stride(0), self.tokens,
+            decoder.rope_table, state.positions, state.tables, state.live, self.q, keys, values, shape.norm_eps,
+            state.tables.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK, WIDTH=self.width,
-            QK_NORM=has_norms, SENDS=pieces > 0, CHAINED=False, num_warps=1,
+            QK_NORM=has_norms, CHAINED=False, num_warps=1,
         )  # fmt: skip
 
-    def _norm(self, gain: Tensor, next_weights: Tensor, add: bool) -> None:
-        hidden, pieces = self.decoder.shape.hidden, pieces_of(next_weights, self.sends.short)
-        add_norm_kernel[self.tokens + pieces,](
-            self.hidden, self.delta, gain, self.normed, next_weights, self.decoder.shape.norm_eps, self.tokens,
-            K=hidden, BLOCK=1 << (hidden - 1).bit_length(), ADD=add, SENDS=pieces > 0, CHAINED=False, num_warps=4,
+    def _norm(self, gain: Tensor, add: bool) -> None:
+        hidden = self.decoder.shape.hidden
+        add_norm_kernel[self.tokens,](
+            self.hidden, self.delta, gain, self.normed, self.decoder.shape.norm_eps,
+            K=hidden, BLOCK=1 << (hidden - 1).bit_length(), ADD=add, CHAINED=False, num_warps=4,
         )  # fmt: skip
 
 

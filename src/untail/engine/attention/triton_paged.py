@@ -20,7 +20,6 @@ from untail.engine.attention.sdpa import Span
 from untail.engine.blocks import BLOCK
 from untail.engine.device_kernels import HEAD_SIZES
 from untail.engine.kernels.chain import start, wait
-from untail.engine.kernels.send import pieces_of, send_for
 
 LOG2_E = 1.4426950408889634
 KEYS = 64  # keys looked at in one go
@@ -57,24 +56,16 @@ def attend(q_RH, k_NH, v_NH, key_N, position_R, end, most_R, sum_R, out_RH, scal
 @triton.jit
 def paged_kernel(
     q, keys, values, out, tables, contexts, query_starts, tile_sequences, tile_tokens, partial, sums, arrivals,
-    next_weights, table_stride, scale_log2,
+    table_stride, scale_log2,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, PIECES: tl.constexpr,
-    CHAINED: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Split s of a tile looks at blocks s, s + SPLITS, ... of KEYS keys: its first is known before the context is.
-
-    What one token reads is little, and waiting for it is long: PIECES further programs of each tile and head send for
-    weights that the kernels after this one will read.
 
     With a WIDTH, tile i is sequence i with so many tokens, and `contexts` holds every token's position.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start(CHAINED)
-    if PIECES > 0:  # noqa: SIM102  (decided when it is compiled)
-        if split >= SPLITS:
-            send_for(next_weights, (tile * KV_HEADS + kv_head) * PIECES + split - SPLITS)
-            return
     row, dim, key = tl.arange(0, ROWS), tl.arange(0, HEAD), tl.arange(0, KEYS)
     key_N = split * KEYS + key
     wait(CHAINED)
@@ -215,9 +206,9 @@ class TritonPaged:
         tiles, (kv_heads, head_dim) = self.tiles, size
         paged_kernel[len(tiles.tile_sequences), kv_heads, tiles.splits](
             q_THD.contiguous(), keys, values, out, tiles.tables, tiles.contexts, tiles.query_starts,
-            tiles.tile_sequences, tiles.tile_tokens, *self.scratch, keys, tiles.tables.stride(0), scale_log2(head_dim),
+            tiles.tile_sequences, tiles.tile_tokens, *self.scratch, tiles.tables.stride(0), scale_log2(head_dim),
             GROUP=self.heads_per_kv, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=tiles.rows, KEYS=KEYS,
-            SPLITS=tiles.splits, WIDTH=0, STAGES=2, PIECES=0, CHAINED=False, num_warps=4,
+            SPLITS=tiles.splits, WIDTH=0, STAGES=2, CHAINED=False, num_warps=4,
         )  # fmt: skip
         return out
 
@@ -225,20 +216,17 @@ class TritonPaged:
 def decode_attention(
     q_BD: Tensor, keys: Tensor, values: Tensor, out_BD: Tensor, tables: Tensor, positions_B: Tensor, scratch: Scratch,
     splits: int, chained: bool, keys_at_once: int = KEYS, warps: int = 4, width: int = 1,
-    next_weights: Tensor | None = None, send_bytes: int = 0,
 ) -> None:  # fmt: skip
-    """`width` tokens of each sequence, keys and values written already; nothing here looks at the host. So many bytes
-    of `next_weights` are sent for meanwhile."""
+    """`width` tokens of each sequence, keys and values written already; nothing here looks at the host."""
     kv_heads, head_dim = keys.shape[-2:]
     group, tiles = q_BD.shape[1] // (kv_heads * head_dim), len(q_BD) // width
     rows = rows_for(width, group)
     assert rows // group >= width, "a tile holds all tokens of a sequence"
-    pieces = pieces_of(next_weights, send_bytes, tiles * kv_heads)
-    paged_kernel[tiles, kv_heads, splits + pieces](
+    paged_kernel[tiles, kv_heads, splits](
         q_BD, keys, values, out_BD, tables, positions_B, positions_B, positions_B, positions_B, *scratch,
-        keys if next_weights is None else next_weights, tables.stride(0), scale_log2(head_dim),
+        tables.stride(0), scale_log2(head_dim),
         GROUP=group, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=rows, KEYS=keys_at_once,
-        SPLITS=splits, WIDTH=width, STAGES=2, PIECES=pieces, CHAINED=chained, num_warps=warps,
+        SPLITS=splits, WIDTH=width, STAGES=2, CHAINED=chained, num_warps=warps,
         **({"launch_pdl": True} if chained else {}),
     )  # fmt: skip
 

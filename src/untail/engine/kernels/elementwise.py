@@ -1,26 +1,20 @@
 """What lies between a library's matrix products when there are many tokens: one kernel for each gap.
 
-Invariant: each takes rows of packed tokens and knows nothing of batches; keys and values go to their slots here. With
-SENDS, programs beyond the last token send for weights that the next product reads (kernels/send.py).
+Invariant: each takes rows of packed tokens and knows nothing of batches; keys and values go to their slots here.
 """
 
 import triton
 import triton.language as tl
 
 from untail.engine.kernels.chain import start, wait
-from untail.engine.kernels.send import send_for
 
 
 @triton.jit
 def add_norm_kernel(
-    hidden, delta, gain, out, next_weights, eps, tokens,
-    K: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, SENDS: tl.constexpr, CHAINED: tl.constexpr,
+    hidden, delta, gain, out, eps,
+    K: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """hidden += delta if asked to; out = rms-normed hidden."""
-    if SENDS:  # noqa: SIM102  (decided when it is compiled)
-        if tl.program_id(0) >= tokens:
-            send_for(next_weights, tl.program_id(0) - tokens)
-            return
     row, k = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = k < K
     start(CHAINED)
@@ -36,16 +30,12 @@ def add_norm_kernel(
 
 @triton.jit
 def rope_kv_kernel(
-    qkv, q_gain, k_gain, rope_table, positions, tables, live, q, keys, values, next_weights, eps, table_stride, tokens,
+    qkv, q_gain, k_gain, rope_table, positions, tables, live, q, keys, values, eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
-    QK_NORM: tl.constexpr, SENDS: tl.constexpr, CHAINED: tl.constexpr,
+    QK_NORM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Norms of query and key heads where the family has them, rotary positions, KV write; a program for each head.
     WIDTH tokens have one block table."""
-    if SENDS:  # noqa: SIM102  (decided when it is compiled)
-        if tl.program_id(0) >= tokens:
-            send_for(next_weights, (tl.program_id(0) - tokens) * (HEADS + 2 * KV_HEADS) + tl.program_id(1))
-            return
     HALF: tl.constexpr = HEAD // 2
     row, head, dim = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, HALF)
     start(CHAINED)
@@ -77,14 +67,7 @@ def rope_kv_kernel(
 
 
 @triton.jit
-def silu_kernel(
-    gate_up, out, next_weights, tokens,
-    N: tl.constexpr, BLOCK: tl.constexpr, SENDS: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    if SENDS:  # noqa: SIM102  (decided when it is compiled)
-        if tl.program_id(0) >= tokens:
-            send_for(next_weights, (tl.program_id(0) - tokens) * ((N + BLOCK - 1) // BLOCK) + tl.program_id(1))
-            return
+def silu_kernel(gate_up, out, N: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start(CHAINED)
     wait(CHAINED)
