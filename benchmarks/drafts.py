@@ -27,7 +27,7 @@ def drafter(rows: list[dict], name: str, epoch: int) -> dict:
     lengths = [one["accepted"] / one["proposals"] if one["proposals"] >= ENOUGH else None for one in counts]
     known = [length for length in lengths if length is not None]
     epochs = [summed(counts[begin : begin + epoch]) for begin in range(0, len(counts), epoch)]
-    worst = max((1 - later / earlier for earlier, later in pairwise(known)), default=None)
+    worst = max((1 - later / earlier for earlier, later in pairwise(known) if earlier), default=None)
     return {"epochs": epochs, "accept_len": lengths, "worst_fall": worst}
 
 

@@ -109,8 +109,8 @@ class Speculator:
             emitted, drafted, accepted = (
                 sum(column) for column in zip(*((len(r.tokens), r.drafted, r.accepted) for r in results), strict=True)
             )
-            emitted = -(-emitted // steps)  # a chooser thinks in steps
-            self.chooser.heard(step.scene, step.arm, emitted, drafted, accepted, step.draft_s, seconds / steps)
+            per_step = emitted / steps  # a chooser thinks in steps
+            self.chooser.heard(step.scene, step.arm, per_step, drafted, accepted, step.draft_s, seconds / steps)
 
     def unverified(self, sequence: Sequence) -> Draft | None:
         for name, drafter in self.drafters.items():

@@ -98,10 +98,12 @@ class Adaptive(LearningDrafter):
             self.spot.pause()
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self.spot.state_dict()
+        tensors, numbers = self.spot.state_dict()
+        return tensors | {"seen": self.spot.head.state()}, numbers
 
     def load_state_dict(self, tensors: dict[str, Any], numbers: dict[str, Any]) -> None:
         self.spot.load_state_dict(tensors, numbers)
+        self.spot.head.restore(tensors["seen"])
 
     def export(self, folder: Path) -> None:
         """What was learned so far, served already or not."""

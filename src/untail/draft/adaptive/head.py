@@ -10,10 +10,9 @@ as of the last `refresh`.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from untail.engine.models.decoder import Decoder
+from untail.engine.models.decoder import Decoder, project
 
 MOST = 4096  # candidates; a vocabulary that is less than twice as large is taken whole
 
@@ -30,13 +29,21 @@ class Head:
         return self._target.output_weight.detach() if self._rows_CD is None else self._rows_CD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        return F.linear(hidden_RD.to(self.rows_CD.dtype), self.rows_CD)
+        return project(hidden_RD.to(self.rows_CD.dtype), self.rows_CD)
 
     def token_ids(self, candidates_R: Tensor) -> Tensor:
         return candidates_R if self._ids_C is None else self._ids_C[candidates_R]
 
     def see(self, ids_T: Tensor) -> None:
         self._seen_V += torch.bincount(ids_T.cpu(), minlength=len(self._seen_V))
+
+    def state(self) -> Tensor:
+        return self._seen_V.clone()
+
+    def restore(self, state: Tensor) -> None:
+        """Pre: of the same vocabulary."""
+        self._seen_V = state.clone()
+        self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:

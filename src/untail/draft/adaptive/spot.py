@@ -144,7 +144,8 @@ class Spot:
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
             self.slices = numbers["slices"]
-        self.publish()
+        if self.slices:
+            self.publish()
 
     def _tensors(self) -> dict[str, Tensor]:
         """Weights and optimizer state, by flat name."""

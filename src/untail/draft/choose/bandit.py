@@ -45,7 +45,7 @@ class Pull:
     context: Context
     arm: Arm
     left: int  # steps
-    tokens: int = 0
+    tokens: float = 0.0
     seconds: float = 0.0
 
     @property
@@ -87,7 +87,7 @@ class Bandit(Chooser):
         return self._pull.arm
 
     def heard(
-        self, scene: Scene, arm: Arm, emitted: int, drafted: int, accepted: int, draft_s: float, step_s: float
+        self, scene: Scene, arm: Arm, emitted: float, drafted: int, accepted: int, draft_s: float, step_s: float
     ) -> None:
         pull = self._pull
         if pull is None or pull.arm != arm:
@@ -129,7 +129,9 @@ class Bandit(Chooser):
     def _another(self, arms: list[Arm], medians: dict[Arm, float]) -> Arm:
         """What was never tried counts as the best of its drafter."""
         best = max(medians.values())
-        of_drafter = lambda arm: max(value for other, value in medians.items() if other.drafter == arm.drafter)
+        of_drafter = lambda arm: max(
+            (value for other, value in medians.items() if other.drafter == arm.drafter), default=best
+        )
         behind = [1 - medians.get(arm, of_drafter(arm)) / best for arm in arms]
         return self._random.choices(arms, [max(TIE, gap) ** -2 for gap in behind])[0]
 

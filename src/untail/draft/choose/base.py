@@ -46,9 +46,9 @@ class Chooser:
         raise NotImplementedError
 
     def heard(
-        self, scene: Scene, arm: Arm, emitted: int, drafted: int, accepted: int, draft_s: float, step_s: float
+        self, scene: Scene, arm: Arm, emitted: float, drafted: int, accepted: int, draft_s: float, step_s: float
     ) -> None:
-        """What the step gave. Pre: `scene` and `arm` are the last `choose`'s, emitted >= 1, accepted <= drafted,
+        """What the step gave. Pre: `scene` and `arm` are the last `choose`'s, emitted > 0, accepted <= drafted,
         draft_s <= step_s. A drafter may have drafted less than asked for, or nothing."""
 
     def state(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Formula(Chooser):
         return max(arms, key=lambda arm: self._speed(scene.batch, arm))
 
     def heard(
-        self, scene: Scene, arm: Arm, emitted: int, drafted: int, accepted: int, draft_s: float, step_s: float
+        self, scene: Scene, arm: Arm, emitted: float, drafted: int, accepted: int, draft_s: float, step_s: float
     ) -> None:
         for form in self._forms.values():
             form.fade()

@@ -21,6 +21,7 @@ from untail.rollout.points import MECHANISMS, Finish, Mechanism, View
 @MECHANISMS.register("sprint")
 class Sprint(Mechanism, Finish):
     sections = "3.6"
+    rest = "defer"
 
     class Config(Strict):
         missing: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of the batch with which it begins
@@ -48,7 +49,8 @@ class Sprint(Mechanism, Finish):
             others.sort(key=lambda group: (_to_go(group, view), group.id))
             chosen |= {group.id for group in others[: missing - len(chosen | overdue) + self.config.spare]}
         self._chosen = view.step, frozenset(chosen)
-        return chosen | overdue or None
+        # With too few to fill the batch there must be new ones, and these have slots to wait for.
+        return chosen | overdue if len(chosen | overdue) >= max(1, missing) else None
 
 
 def _to_go(group: LiveGroup, view: View) -> float:

@@ -309,3 +309,14 @@ def test_it_has_no_guess_before_it_has_learned():
     while engine.has_work:
         engine.step()
     assert engine.counts.drafted > 0
+
+
+def test_a_resume_teaches_it_nothing():
+    saved, resumed = Adaptive(Adaptive.Config()), Adaptive(Adaptive.Config())
+    for drafter in (saved, resumed):
+        engine = Engine(toy_target(), EngineConfig(kv_blocks=64), speculation=always(drafter))
+    resumed.load_state_dict(*saved.state_dict())
+    engine.add(spec("a", 5, 6))
+    while engine.has_work:
+        engine.step()
+    assert engine.counts.drafted == 0

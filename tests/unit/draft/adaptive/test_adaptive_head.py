@@ -47,6 +47,14 @@ def test_it_follows_the_target_s_weights_when_told(small):
     torch.testing.assert_close(head.logits(hidden), target.logits(hidden)[:, :4])
 
 
+def test_what_it_has_seen_survives_a_checkpoint(small):
+    target = toy_target()
+    head, other = Head(target), Head(target)
+    head.see(torch.tensor([9, 30, 2, 17]))
+    other.restore(head.state())
+    assert other.token_ids(torch.arange(4)).tolist() == [2, 9, 17, 30]
+
+
 def test_a_small_vocabulary_is_taken_whole(monkeypatch):
     monkeypatch.setattr(head_module, "MOST", 16)
     target = toy_target(shape=replace(TOY, vocab=31))

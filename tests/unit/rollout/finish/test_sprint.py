@@ -23,9 +23,9 @@ def nearly_whole(name: str, written: int):
 
 
 def test_it_begins_when_little_is_missing():
-    groups = [nearly_whole("a", 50)]
+    groups = [nearly_whole("a", 50), nearly_whole("b", 50), nearly_whole("c", 50)]
     assert sprint().waits_for(FakeView(wanted=10, ready=READY[:7], groups=groups)) is None
-    assert sprint().waits_for(FakeView(wanted=10, ready=READY[:8], groups=groups)) == {"a"}
+    assert sprint().waits_for(FakeView(wanted=10, ready=READY[:8], groups=groups)) == {"a", "b"}
 
 
 def test_those_that_are_soonest_whole_run():
@@ -64,6 +64,11 @@ def test_when_one_is_gone_the_next_takes_its_place():
     assert chooser.waits_for(view) == {"b"}
     view.groups = []
     assert chooser.waits_for(view) is None
+
+
+def test_nobody_makes_way_where_too_few_are_left_to_fill_the_batch():
+    view = FakeView(wanted=10, ready=READY[:8], groups=[nearly_whole("a", 50)])
+    assert sprint().waits_for(view) is None
 
 
 def test_it_closes_nothing():
