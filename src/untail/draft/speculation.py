@@ -13,6 +13,7 @@ from untail.draft.budget import Acceptance, spread
 from untail.draft.choose.base import OFF, Chooser, Scene
 from untail.engine.draft import NONE, Ask, Draft, Verified
 from untail.engine.sequence import Sequence
+from untail.errors import UserError
 
 if TYPE_CHECKING:
     from untail.engine.runner import Runner
@@ -56,8 +57,16 @@ class Speculator:
 
     def attach(self, runner: "Runner", slots: int) -> None:
         self._slots = slots
-        for drafter in self.drafters.values():
-            drafter.attach(runner)
+        for name, drafter in self.drafters.items():
+            try:
+                drafter.attach(runner)
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(
+                    f"draft.drafters.{name} could not begin ({error!r}); mend it, or leave it out with "
+                    f"--set draft.drafters.{name}=false"
+                ) from error
 
     def begin(self, sequence: Sequence) -> None:
         self._acceptance.begin(sequence.id)
@@ -150,7 +159,10 @@ class Speculator:
         """All at once; if that fails, one by one, so that only those go without whose draft it is that fails."""
         drafter = self.drafters[name]
         try:
-            return drafter.propose(asks)
+            drafts = list(drafter.propose(asks))
+            if len(drafts) != len(asks) or not all(isinstance(draft, Draft) for draft in drafts):
+                raise TypeError(f"{name} gave no draft for each ask")
+            return drafts
         except Exception:
             if len(asks) == 1:
                 self.counts[name].failures += 1
