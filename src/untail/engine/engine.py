@@ -6,7 +6,6 @@ thread; backends/native.py makes it asynchronous.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count as counting
@@ -15,8 +14,9 @@ import torch
 
 from untail.config import EngineConfig
 from untail.engine import weights
-from untail.engine.blocks import BLOCK, BlockPool, blocks_for
+from untail.engine.blocks import BlockPool, blocks_for
 from untail.engine.draft import Ask, Speculation, Verified
+from untail.engine.integrity import check_blocks, check_places
 from untail.engine.models.decoder import Decoder
 from untail.engine.notice import say_once
 from untail.engine.prefix import PrefixCache
@@ -24,11 +24,11 @@ from untail.engine.run_ahead import STEPS, RunAhead, Taken
 from untail.engine.runner import Result, Runner
 from untail.engine.scheduler import Counts, Plan, Scheduler, StepSize
 from untail.engine.sequence import Sequence, State
+from untail.engine.stops import Decode, StopStrings
 from untail.engine.validate import Limits, check_stream, check_temperature, refuse_if_too_large
 from untail.errors import EngineMemoryError, RequestError, SequenceStateError
 from untail.types import Chunk, End, Forked, SequenceSpec
 
-Decode = Callable[[list[int]], str]
 SMALLER = 0.75  # of the KV pool, after the device ran out of memory
 
 
@@ -69,7 +69,7 @@ class Engine:
         self.scheduler = Scheduler(self.pool, self.prefix, config.max_seqs, config.max_batch_tokens)
         self.runner = Runner(decoder, blocks, keeps_hidden=speculation is not None and speculation.wants_hidden)
         self.last_step = StepSize(0, 0)
-        self._decode = decode
+        self._stops = StopStrings(decode)
         self.speculation = speculation
         if speculation is not None:
             speculation.attach(self.runner, config.max_seqs)
@@ -110,7 +110,7 @@ class Engine:
             raise RequestError(f"sequence {spec.id!r} exists already; ids must be unique while a sequence lives")
         self.limits.check_spec(spec)
         sequence = Sequence(spec)
-        sequence.turn_begin = self._begin_of_turn(sequence)
+        sequence.turn_begin = self._stops.begin_of_turn(sequence)
         self._sequences[spec.id] = sequence
         self.scheduler.add(sequence)
         if self.speculation is not None:
@@ -233,22 +233,8 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Every block and every sequence is where it should be; raises AssertionError if not."""
-        entries = Counter(block for sequence in self._sequences.values() for block in sequence.blocks)
-        for block in range(self.pool.total):
-            assert self.pool.references[block] == entries[block], f"block {block}: references differ from table entries"
-            assert self.pool.is_free(block) == (entries[block] == 0), f"block {block}: free and held at once"
-        scheduler = self.scheduler
-        places = [*scheduler.running, *scheduler.returning, *scheduler.new, *scheduler.resting.values()]
-        assert sorted(s.id for s in places) == sorted(self._sequences), "a sequence is in no place or in two"
-        assert all(s.state is State.RUNNING for s in scheduler.running)
-        assert all(s.state is State.WAITING for s in [*scheduler.returning, *scheduler.new])
-        assert all(s.state is State.BOUNDARY for s in scheduler.resting.values())
-        assert len(scheduler.running) <= scheduler.max_seqs
-        for sequence in places:
-            assert sequence.computed < len(sequence.tokens) <= self.limits.context
-            most = len(sequence.tokens) + (2 * STEPS if self.ahead and sequence in scheduler.running else 0)
-            assert blocks_for(sequence.computed) <= len(sequence.blocks) <= blocks_for(most)
-            assert len(sequence.path) * BLOCK <= sequence.computed
+        check_blocks(self.pool, self._sequences.values())
+        check_places(self.scheduler, self._sequences, self.limits.context, 2 * STEPS if self.ahead else 0)
 
     def _step(self) -> None:
         began = time.perf_counter()
@@ -446,30 +432,11 @@ class Engine:
 
     def _end_of(self, sequence: Sequence) -> End | None:
         sampling = sequence.spec.sampling
-        if sequence.tokens[-1] in sampling.stop_ids or self._has_stop_string(sequence, sequence.turn_begin):
+        if sequence.tokens[-1] in sampling.stop_ids or self._stops.have_ended(sequence):
             return "stop"
         if len(sequence.tokens) == self.limits.context:
             return "length"
         return "boundary" if sequence.budget == 0 else None
-
-    def _has_stop_string(self, sequence: Sequence, begin: int) -> bool:
-        """At its end, in what comes after `begin`."""
-        strings = sequence.spec.sampling.stop_strings
-        if not strings:
-            return False
-        assert self._decode is not None
-        text = self._decode(sequence.tokens[max(begin, len(sequence.tokens) - _window(strings)) :])
-        return any(string in text for string in strings)
-
-    def _begin_of_turn(self, sequence: Sequence) -> int:
-        """A stop string among the tokens already done has ended an earlier turn: the present one begins after it."""
-        strings = sequence.spec.sampling.stop_strings
-        if not strings:
-            return sequence.prompt_length
-        begin = max(sequence.prompt_length, len(sequence.tokens) - _window(strings))  # nobody looks further back
-        while self._has_stop_string(sequence, begin):
-            begin += 1
-        return begin
 
     def _end(self, sequence: Sequence, end: End) -> None:
         self._close(sequence, end)
@@ -531,8 +498,3 @@ class Engine:
                 f"cannot {verb} sequence {name!r}: it is {sequence.state.value}, not at a boundary"
             )
         return sequence
-
-
-def _window(strings: tuple[str, ...]) -> int:
-    """A token is at least one byte and a character at most four, so this many tokens hold the longest string."""
-    return 4 * max(map(len, strings)) + 4
