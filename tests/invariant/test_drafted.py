@@ -13,7 +13,7 @@ import torch
 from tests.helpers.drafting import Knowing, always, let_guess, switching
 from tests.helpers.equality import assert_same, reference_logits
 from tests.helpers.models import random_decoder
-from tests.helpers.running import GREEDY, finish, join, spec
+from tests.helpers.running import GREEDY, extend_to, finish, join, spec
 from untail.config import EngineConfig
 from untail.draft.base import DRAFTERS, Drafter
 from untail.draft.build import build  # noqa: F401  (registers all drafters)
@@ -134,14 +134,7 @@ def test_few_slots_and_preemption(model, sampling, alone, past, drafter):
 
 def test_extend(model, sampling, alone, past, drafter):
     engine = start(model, sampling, drafter, past, budget=10)
-    results: dict[str, Chunk] = {}
-    for _ in range(BUDGET // 10):
-        for name, chunk in finish(engine).items():
-            assert chunk.end == "boundary"
-            join(results.setdefault(name, Chunk()), chunk)
-        if len(results["0"].tokens) < BUDGET:
-            for name in results:
-                engine.extend(name, 10)
+    results = extend_to(engine, BUDGET, by=10)
     assert_unchanged(model, sampling, alone, results, drafter.name)
     fresh = sum(map(len, PROMPTS)) + (BUDGET - 1) * len(PROMPTS)
     assert engine.counts.computed + engine.counts.prefix_hits == fresh, "something was computed twice"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from untail.draft.base import Drafter, LearningDrafter
 from untail.draft.budget import Acceptance, spread
-from untail.draft.choose.base import OFF, Chooser, Scene
+from untail.draft.choose.base import OFF, Chooser, Outcome, Scene
 from untail.engine.draft import NONE, Ask, Draft, Verified
 from untail.engine.sequence import Sequence
 from untail.errors import UserError
@@ -54,6 +54,7 @@ class Speculator:
         self.wants_past = any(drafter.wants_past for drafter in drafters.values())
         self._acceptance = Acceptance()
         self._step = _Step(Scene(0, 0, None))
+        self._remembered = chooser.state()
 
     def attach(self, runner: "Runner", slots: int) -> None:
         self._slots = slots
@@ -118,8 +119,10 @@ class Speculator:
             emitted, drafted, accepted = (
                 sum(column) for column in zip(*((len(r.tokens), r.drafted, r.accepted) for r in results), strict=True)
             )
-            per_step = emitted / steps  # a chooser thinks in steps
-            self.chooser.heard(step.scene, step.arm, per_step, drafted, accepted, step.draft_s, seconds / steps)
+            drafted_for = sum(result.drafted > 0 for result in results)
+            # A chooser thinks in steps.
+            outcome = Outcome(emitted / steps, drafted_for, drafted, accepted, step.draft_s, seconds / steps)
+            self.chooser.heard(step.scene, step.arm, outcome)
 
     def unverified(self, sequence: Sequence) -> Draft | None:
         for name, drafter in self.drafters.items():
@@ -138,10 +141,15 @@ class Speculator:
     def figures(self) -> dict[str, dict[str, int]]:
         return {name: dict(vars(counts)) for name, counts in self.counts.items()}
 
+    def remember(self) -> None:
+        """What is saved next is what the chooser knows now. Pre: the engine computes nothing."""
+        self._remembered = self.chooser.state()
+
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a checkpoint keeps: the tensors of drafters that learn, and what everybody knows beside them."""
+        """What a checkpoint keeps: the tensors of drafters that learn, and what everybody knows beside them. Whether
+        or not the engine runs meanwhile."""
         tensors: dict[str, Any] = {}
-        numbers: dict[str, Any] = {"chooser": self.chooser.state()}
+        numbers: dict[str, Any] = {"chooser": self._remembered}
         for drafter in self.learning:
             own, numbers[drafter.name] = drafter.state_dict()
             tensors |= {f"draft.{drafter.name}.{name}": tensor for name, tensor in own.items()}

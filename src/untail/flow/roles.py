@@ -216,6 +216,8 @@ class LocalRoles(LocalJudge):
     def remember(self) -> None:
         """What is saved next is the rollout as it is now: a step that is broken off later leaves no trace in it."""
         self._memory = memory.remember(self.controller.stage)
+        if self.speculator is not None:
+            self.speculator.remember()
 
     async def save(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
         tensors, numbers = self.trainer.state_dict()

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from untail.config import PositiveInt, Strict
-from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Scene
+from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Outcome, Scene
 
 LENGTHS = (1024, 4096, 16384)  # of the context in tokens: where the buckets end
 ACCEPTANCES = (0.3, 0.6)
@@ -86,14 +86,12 @@ class Bandit(Chooser):
         self._pull.left -= 1
         return self._pull.arm
 
-    def heard(
-        self, scene: Scene, arm: Arm, emitted: float, drafted: int, accepted: int, draft_s: float, step_s: float
-    ) -> None:
+    def heard(self, scene: Scene, arm: Arm, outcome: Outcome) -> None:
         pull = self._pull
         if pull is None or pull.arm != arm:
             return
-        pull.tokens += emitted
-        pull.seconds += step_s
+        pull.tokens += outcome.emitted
+        pull.seconds += outcome.step_s
 
     def state(self) -> dict[str, Any]:
         rewards = [

@@ -18,7 +18,7 @@ sake.
 from typing import Any
 
 from untail.config import PositiveInt, Strict
-from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Scene
+from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Outcome, Scene
 from untail.draft.choose.curve import Curve
 
 BELIEF = 0.7  # acceptance of a drafter that is not known yet
@@ -38,13 +38,12 @@ class Form:
         self.asked, self.drafting = FADES * self.asked, FADES * self.drafting
         self.judged, self.accepted = FADES * self.judged, FADES * self.accepted
 
-    def heard(self, batch: int, depth: int, drafted: int, accepted: int, seconds: float) -> None:
-        drafting = min(batch, -(-drafted // depth))
+    def heard(self, batch: int, depth: int, outcome: Outcome) -> None:
         self.asked += batch
-        self.drafting += drafting
-        self.judged += min(drafted, accepted + drafting)
-        self.accepted += accepted
-        self.seconds.record(batch, seconds / depth)
+        self.drafting += outcome.drafted_for
+        self.judged += min(outcome.drafted, outcome.accepted + outcome.drafted_for)
+        self.accepted += outcome.accepted
+        self.seconds.record(batch, outcome.draft_s / depth)
 
     @property
     def acceptance(self) -> float:
@@ -89,14 +88,12 @@ class Formula(Chooser):
         arms = [OFF, *(Arm(name, depth) for name in self.drafters for depth in depths)]
         return max(arms, key=lambda arm: self._speed(scene.batch, arm))
 
-    def heard(
-        self, scene: Scene, arm: Arm, emitted: float, drafted: int, accepted: int, draft_s: float, step_s: float
-    ) -> None:
+    def heard(self, scene: Scene, arm: Arm, outcome: Outcome) -> None:
         for form in self._forms.values():
             form.fade()
-        self._verify.record(scene.batch + drafted, step_s - draft_s)
+        self._verify.record(scene.batch + outcome.drafted, outcome.step_s - outcome.draft_s)
         if arm.drafter is not None:
-            self._forms[arm.drafter].heard(scene.batch, arm.depth, drafted, accepted, draft_s)
+            self._forms[arm.drafter].heard(scene.batch, arm.depth, outcome)
 
     def state(self) -> dict[str, Any]:
         return {"verify": self._verify.state(), "forms": {name: form.state() for name, form in self._forms.items()}}

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from untail.draft.choose.bandit import Bandit
-from untail.draft.choose.base import OFF, Arm, Scene
+from untail.draft.choose.base import OFF, Arm, Outcome, Scene
 
 DRAFTERS = ["history", "adaptive"]
 
@@ -25,7 +25,7 @@ def play(chooser, speeds, steps, batch=1, rng=None, noise=0.2) -> Counter[Arm]:
         emitted = batch * (1 if arm == OFF else rng.choice((1, 1, 1 + 2 * arm.depth)))
         speed = speeds.get(arm, speeds["others"]) * (1 + noise * (rng.random() - 0.5))
         seconds = emitted / (speed * batch)
-        chooser.heard(scene, arm, emitted, 0, 0, 0.0, seconds)
+        chooser.heard(scene, arm, Outcome(emitted, 0, 0, 0, 0.0, seconds))
         taken[arm] += 1
     return taken
 
@@ -65,7 +65,7 @@ def test_it_loses_less_than_a_twentieth():
         scene = Scene(1, 100, 0.5)
         arm = chooser.choose(scene)
         took = 1 / speeds.get(arm, speeds["others"]) * (1 + 0.2 * (rng.random() - 0.5))
-        chooser.heard(scene, arm, 1, 0, 0, 0.0, took)
+        chooser.heard(scene, arm, Outcome(1, 0, 0, 0, 0.0, took))
         tokens, seconds = tokens + 1, seconds + took
     assert tokens / seconds > 0.95 * 1.6
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from untail.draft.choose.base import OFF, Arm, Scene
+from untail.draft.choose.base import OFF, Arm, Outcome, Scene
 from untail.draft.choose.formula import Formula, accepted_of
 
 
@@ -40,7 +40,8 @@ def play(chooser: Formula, world: World, steps: int, batch: int = 1) -> Counter[
         )
         drafted, drafting = batch * arm.depth, world.draft_s * arm.depth
         seconds = drafting + world.base + world.slope * (batch + drafted)
-        chooser.heard(scene, arm, batch + accepted, drafted, accepted, drafting, seconds)
+        carried = batch if drafted else 0
+        chooser.heard(scene, arm, Outcome(batch + accepted, carried, drafted, accepted, drafting, seconds))
         taken[arm] += 1
     return taken
 
@@ -104,10 +105,19 @@ def test_what_it_knows_survives_a_checkpoint():
     assert known.choose(Scene(1, 100, None)).drafter == "good"
 
 
+def test_short_guesses_for_many_are_not_taken_for_long_ones_for_few():
+    """One draft for each of eight, half of them right: the acceptance is a half."""
+    chooser = formula("short")
+    for _ in range(200):
+        chooser.heard(Scene(8, 100, None), Arm("short", 4), Outcome(12, 8, 8, 4, 0.0, 1.0))
+    assert chooser._forms["short"].acceptance == pytest.approx(0.5, abs=0.01)
+    assert chooser._forms["short"].share == pytest.approx(1.0)
+
+
 def test_one_slow_step_changes_nothing():
     chooser, world = formula("good"), World({"good": 0.9})
     play(chooser, world, 100)
     before, scene = chooser.choose(Scene(1, 100, None)), Scene(1, 100, None)
-    chooser.heard(scene, OFF, 1, 0, 0, 0.0, 100.0)
-    chooser.heard(scene, before, 1, before.depth, before.depth, 0.0, 100.0)
+    chooser.heard(scene, OFF, Outcome(1, 0, 0, 0, 0.0, 100.0))
+    chooser.heard(scene, before, Outcome(1, 1, before.depth, before.depth, 0.0, 100.0))
     assert chooser.choose(scene) == before
