@@ -115,9 +115,10 @@ class LearnConfig(Strict):
     max_drift: Annotated[float, Field(gt=1)] = 3.0  # a minibatch whose tokens drifted further is dropped
     kl: NotNegative = 0.0  # weight of the KL to the start weights; 0 keeps no reference model
     updates: PositiveInt = 1  # optimizer steps per batch: the batch is cut into this many minibatches of whole groups
-    micro_batch_tokens: PositiveInt = 4096  # tokens of one forward and backward pass
+    # Tokens of one forward and backward pass; auto: 4096, and on a GPU as many as its memory was measured to hold.
+    micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
     logit_rows: PositiveInt = 512  # rows of [rows x vocab] that exist at once in the fused log-prob
-    recompute: bool = False  # activation checkpointing
+    recompute: bool | Literal["auto"] = "auto"  # activation checkpointing; auto: of a pass that would not fit otherwise
     critic: Annotated[CriticConfig | None, MayBeFalse] = None  # of an advantage that needs values
     # Needs a critic; unset: trajectories are trained when their group is whole.
     bridge: Annotated[BridgeConfig | None, MayBeFalse] = None

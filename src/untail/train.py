@@ -112,7 +112,7 @@ class Training:
         self._log("update", step=step, **figures)
         self._log("done", step=step)
         events, slots = read_lines(self.run.events.path, begin), self.recipe.engine.max_seqs * self.roles.engines
-        metrics = step_metrics(events, slots, self.roles.devices)
+        metrics = step_metrics(events, slots, self.roles.engines, self.roles.devices)
         self.progress.tokens += metrics["tokens"]
         self.run.metrics.write(metrics)
         self.show(metrics)

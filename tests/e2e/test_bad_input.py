@@ -32,6 +32,12 @@ CASES = {
     "no steps": (["train", "--steps=0"], "'--steps': Input should be greater than or equal to 1; see untail train"),
     "nothing to compare": (["compare"], "Missing argument 'RECIPE...'; see untail compare --help"),
     "no such ablation": (["compare", "untail", "--ablate=some"], "'--ablate': 'some' is not one of 'out', 'only'; see"),
+    "turns that overlap": (["simulate", "--schedule=async"], "schedule = 'async' with mode = 'collocated'"),
+    "no such mode": (["simulate", "--mode=mixed"], "'--mode': 'mixed' is not one of 'collocated'"),
+    "learners without devices": (
+        ["simulate", "--devices=2", "--mode=disaggregated", "--learners=2"],
+        "learners = 2 of 2 devices",
+    ),
     "unknown environment": (
         ["train", *SMALL, "--set=environment.name=tryagain"],
         "unknown environment 'tryagain'; did you mean 'try_again'?",

@@ -21,7 +21,7 @@ from untail.rollout.controller import Controller
 from untail.rollout.mechanisms import Mechanisms
 from untail.rollout.points import Mechanism, Place, Watch
 from untail.rollout.turns import Turns
-from untail.simulate import SimVoice
+from untail.simulate.run import SimVoice
 from untail.types import Event, Group, Prompt, Trajectory
 
 SURE = 0.005  # nats: p > 0.99, and far below what `collapse` calls low

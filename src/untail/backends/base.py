@@ -47,6 +47,7 @@ class Load:
     sampled: int  # tokens sampled since the backend began
     recomputed: int  # tokens computed again because KV ran out
     preemptions: int  # sequences that lost their KV because it ran out
+    overrun: int = 0  # tokens drawn ahead for sequences that had been stopped meanwhile; sampled for nobody
     # By drafter, since the backend began: proposals, drafted, accepted, unverified, failures.
     drafts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 

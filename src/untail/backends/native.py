@@ -364,6 +364,6 @@ def _sum_of(before: Load, now: Load) -> Load:
     """The counts of both; the pool is that of the one that is here."""
     names = before.drafts.keys() | now.drafts.keys()
     drafts = {name: Counter(before.drafts.get(name, {})) + Counter(now.drafts.get(name, {})) for name in names}
-    counted = ("busy_s", "computed", "sampled", "recomputed", "preemptions")
+    counted = ("busy_s", "computed", "sampled", "recomputed", "preemptions", "overrun")
     counts = {name: getattr(before, name) + getattr(now, name) for name in counted}
     return replace(now, drafts=drafts, **counts)

@@ -36,7 +36,7 @@ class Turn:
 
     outcomes: list[tuple[Any, Exception | None]] = field(default_factory=list)
     items: list[tuple[str, Item]] = field(default_factory=list)
-    steps: list[tuple[int, float]] = field(default_factory=list)  # sequences if it only decoded, else 0; seconds
+    steps: list[tuple[int, float]] = field(default_factory=list)  # sequences if it only decoded, else 0; seconds a step
     has_work: bool = False
     in_flight: bool = False
     load: Load | None = None
@@ -95,6 +95,7 @@ class Seat:
             sampled=counts.sampled,
             recomputed=counts.recomputed_after_eviction,
             preemptions=counts.preemptions,
+            overrun=counts.overrun,
             drafts=self.engine.speculation.figures() if self.engine.speculation else {},
         )
 
@@ -148,6 +149,7 @@ class Seat:
 
     def pause(self, turn: Turn, abort: bool) -> None:
         self.engine.admit_new(True)
+        self._bring(turn, self.engine.drain())  # who pauses may change the weights next
         if abort:
             self.abort(turn, self.engine.names())
 
@@ -167,18 +169,22 @@ class Seat:
         return ticket
 
     def _step(self, turn: Turn) -> None:
-        began, decoded = time.perf_counter(), 0
+        began, decoded, before = time.perf_counter(), 0, self.engine.counts.steps
         try:
             chunks = self.engine.step()
         except StepFailed as failure:
             turn.items += [(name, failure) for name in failure.sequences]
         else:
             decoded = self.engine.last_step.sequences if self.engine.last_step.decodes_only else 0
-            for name, chunk in chunks:
-                turn.items.append((name, chunk))
-                if not self.engine.is_alive(name):
-                    turn.items.append((name, None))
-                    self._tickets.pop(name, None)
+            self._bring(turn, chunks)
         seconds = self._latency or time.perf_counter() - began
         self._busy_s += seconds
-        turn.steps.append((decoded, seconds))
+        launched = max(1, self.engine.counts.steps - before)  # several, where the engine runs ahead
+        turn.steps.append((decoded, seconds / launched))
+
+    def _bring(self, turn: Turn, chunks: list[tuple[str, Chunk]]) -> None:
+        for name, chunk in chunks:
+            turn.items.append((name, chunk))
+            if not self.engine.is_alive(name):
+                turn.items.append((name, None))
+                self._tickets.pop(name, None)

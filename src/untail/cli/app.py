@@ -9,7 +9,7 @@ import typer
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from untail import __version__
-from untail.cli import bench, compare, doctor, evaluate, generate, recipes, report, simulate, tasks, train
+from untail.cli import bench, compare, doctor, evaluate, generate, plan, recipes, report, simulate, tasks, train
 
 app = typer.Typer(
     name="untail",
@@ -22,6 +22,7 @@ app.command("train")(train.train)
 app.command("compare")(compare.compare)
 app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)

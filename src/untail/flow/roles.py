@@ -5,6 +5,7 @@ while the engine is paused.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from untail.config import Recipe
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
 from untail.flow.build import build_engine, build_trainer
+from untail.flow.in_turn import InTurn, build_beside
 from untail.flow.role_base import Judge, Roles, Tables
+from untail.learn.memory import gauge_of
 from untail.learn.pack import MicroBatch
 from untail.types import Batch, Prompt
 
@@ -41,7 +44,9 @@ class LocalRoles(LocalJudge, Roles):
     ):
         super().__init__(recipe, model, rewards, prompts, partials)
         self.drafters = self.speculator.learning if self.speculator is not None else []
-        self.trainer = build_trainer(recipe, model.decoder, self._tell_drafters if self.drafters else None)
+        hear = self._tell_drafters if self.drafters else None
+        self.trainer = build_beside(self.backend.engine, partial(build_trainer, recipe, model.decoder, hear))
+        self._in_turn = InTurn(self.backend, self.trainer, gauge_of(model.decoder.embed.device))
 
     async def begin(self, folder: Path, is_new: bool) -> None:
         await super().begin(folder, is_new)
@@ -51,9 +56,10 @@ class LocalRoles(LocalJudge, Roles):
 
     async def update(self, batch: Batch) -> dict[str, float]:
         await self.backend.pause("keep")
+        await self._in_turn.learn()
         figures = await self.aside(self._update, batch)
         await self.backend.load_weights(None, batch.step)
-        await self.backend.resume()
+        await self._in_turn.sample()
         return figures
 
     def _update(self, batch: Batch) -> dict[str, float]:
@@ -69,6 +75,11 @@ class LocalRoles(LocalJudge, Roles):
     def _tell_drafters(self, micro: MicroBatch, hidden_TD: Tensor) -> None:
         for drafter in self.drafters:
             drafter.hear_pass(micro, hidden_TD)
+
+    def remember(self) -> None:
+        super().remember()
+        if self.speculator is not None:
+            self.speculator.remember()
 
     async def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, numbers = self.trainer.state_dict()

@@ -65,6 +65,8 @@ class _Shelf:
             self.unwritten[prompt] = None
 
     def put(self, record: int, prompt: str, tokens: Sequence[int]) -> None:
+        if not self.cap:  # it would have to go at once
+            return
         ids = struct.pack(f"<{len(tokens)}I", *tokens)
         self.db.execute("INSERT INTO tokens VALUES (?, ?, ?)", (record, prompt, ids))
         self.held[prompt] = self.held.get(prompt, 0) + len(tokens)

@@ -45,6 +45,7 @@ from 1. Where there is an environment `end` has `turns`, `tool_s` (seconds parke
 reply, or null); elsewhere it has none of the three.
 `generated` counts the step's tokens and `carried` those of groups that wait for a later update; the rest of
 `rolled_out` is since the last one, but `kv_used` (a share, the most in this step) and `peak_mem` (bytes, so far). Where
+an engine ran ahead of a decision it has `overrun`: tokens it drew that are in no chunk, nor in `generated`. Where
 somebody drafts it has `drafts`: by drafter, proposals (sequences that carried some, step by step), drafted, accepted,
 unverified (tokens taken as they were), failures.
 

@@ -8,6 +8,8 @@ Every token that an engine makes is accounted for once (see lives.py), in the st
 
 import asyncio
 import math
+from collections.abc import Set
+from itertools import chain, filterfalse
 from typing import Any
 
 from untail.backends.base import Backend
@@ -56,12 +58,13 @@ class Controller:
             policy_temperature=config.temperature,
         )
         self._alarm: tuple[float, asyncio.Task[None]] | None = None
+        self._runners: Set[str] | None = None  # groups that alone are waited for; None: everybody runs
         self._moves_every = min((place.every for place in mechanisms.places), default=math.inf)
         self._next_moves = math.inf
 
     async def roll_out(self, step: int, emit: Emit, version: int | None = None) -> list[Group]:
-        """The groups that step `step` is to train. `emit` hears every event. `version` is that of the engines' weights
-        now: step - 1, unless rollouts run ahead of updates."""
+        """The groups that step `step` is to train, with engines whose weights are of `version` or newer; unset: of
+        step - 1, which the step trains. `emit` hears every event."""
         self.stage.pool.version = step - 1 if version is None else version
         self._begin(step, emit)
         if not self._closes():
@@ -113,6 +116,7 @@ class Controller:
     def _begin(self, step: int, emit: Emit) -> None:
         stage, view = self.stage, self.stage.view
         stage.emit, stage.closing, stage.failure = emit, False, None
+        self._runners = None
         view.begin(step)
         if self._moves_every < math.inf:
             self._next_moves = stage.clock.now()  # the weights have just changed
@@ -131,7 +135,7 @@ class Controller:
             stage.queue.put(member)
         goes_on = any(member.ghost is None for member in resting)
         missing = stage.mechanisms.starts(stage.view)
-        if missing <= 0 or stage.view.rounds == MOST_ROUNDS:
+        if missing <= 0 or stage.view.rounds == MOST_ROUNDS or self._runners is not None:
             return goes_on
         if stage.failure is not None and not stage.view.ended and not goes_on:
             raise stage.failure  # whatever is started fails: another round would too
@@ -147,8 +151,10 @@ class Controller:
 
     def _is_over(self) -> bool:
         stage = self.stage
+        self._runners = stage.mechanisms.waits_for(stage.view)
         # The audit's ghosts are nobody's business: a step does not wait for them.
-        is_idle = all(m.ghost for members in (stage.busy, stage.queue, stage.parked) for m in members)
+        members = chain(stage.busy, stage.queue, stage.parked)
+        is_idle = all(member.ghost or self._is_in_the_way(member) for member in members)
         return self._closes() or (is_idle and not self._new_round())
 
     # ---- free slots -------------------------------------------------------------------------------------------
@@ -156,11 +162,21 @@ class Controller:
     def _fill(self) -> None:
         """Give free slots to what waits, then to new groups as far as a mechanism wants them."""
         stage = self.stage
+        if self._runners is not None:
+            self._clear_the_way()
         self._serve_queue()
-        while stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue:
+        while self._runners is None and stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue:
             if not self.admission.admit(self._refill()):
                 break
             self._serve_queue()
+
+    def _clear_the_way(self) -> None:
+        """What the step does not wait for comes to rest."""
+        running = (member for member in self.stage.busy if member.state is State.RUNNING)
+        self.stage.fleet.cut(sorted(filter(self._is_in_the_way, running), key=lambda member: member.serial))
+
+    def _is_in_the_way(self, member: Member) -> bool:
+        return self._runners is not None and (member.ghost is not None or member.group.id not in self._runners)
 
     def _refill(self) -> int:
         """New groups. Where nothing can be left for the next step, only a batch's worth may be started."""
@@ -174,7 +190,7 @@ class Controller:
 
     def _serve_queue(self) -> None:
         stage, served = self.stage, set()
-        for member in stage.queue:
+        for member in filterfalse(self._is_in_the_way, stage.queue):
             if not stage.fleet.slots.free:
                 break
             engine = self._engine_for(member)
@@ -192,6 +208,8 @@ class Controller:
         if not slots.admits(member.route):
             return None
         if home is None:
+            if not stage.mechanisms.places:
+                return slots.emptiest()
             return stage.mechanisms.place(member, slots.free_engines(), stage.view)
         return home if slots.has_free(home) else None
 
@@ -221,7 +239,8 @@ class Controller:
             items.append(stage.inbox.get_nowait())
         if stage.fatal is not None:
             raise stage.fatal
-        stage.view.kv_used = stage.meter.kv_used()
+        speakers = [stage.members[item[0]] for item in items if item is not None and item[0] in stage.members]
+        stage.view.kv_used = stage.meter.kv_used({m.engine for m in speakers if m.engine is not None})
         for item in items:
             if item is not None and item[0] in stage.members:
                 self.lives.hear(stage.members[item[0]], item[1])

@@ -3,6 +3,7 @@
 import resource
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from untail.backends.base import Backend, Load
@@ -16,15 +17,21 @@ class Meter:
         self.generated = 0  # tokens that reached the controller in this step
         self._overrun: Counter[str] = Counter()
         self._most_kv = 0.0  # in this step
+        self._kv = [0.0 for _ in backends]  # of each engine, when something was last heard from it
         self._before = [backend.load() for backend in backends]
 
     def begin(self) -> None:
         self.generated, self._most_kv = 0, 0.0
         self._before = [backend.load() for backend in self.backends]
+        self._kv = [load.kv_used for load in self._before]
+        self._most_kv = max(self._kv)
 
-    def kv_used(self) -> float:
-        """Of the fullest engine, now."""
-        used = max(backend.load().kv_used for backend in self.backends)
+    def kv_used(self, heard_from: Iterable[int] = ()) -> float:
+        """Of the fullest engine. Only those that were heard from are asked: with a thousand engines, asking all of them
+        whenever one speaks would take longer than anything else."""
+        for engine in heard_from:
+            self._kv[engine] = self.backends[engine].load().kv_used
+        used = max(self._kv)
         self._most_kv = max(self._most_kv, used)
         return used
 
@@ -38,12 +45,14 @@ class Meter:
     def read(self) -> dict[str, Any]:
         after = [backend.load() for backend in self.backends]
         pairs = list(zip(self._before, after, strict=True))
+        overrun = sum(b.overrun - a.overrun for a, b in pairs)
         return {
             "generated": self.generated,
             "busy_s": sum(b.busy_s - a.busy_s for a, b in pairs),
             "computed": sum(b.computed - a.computed for a, b in pairs),
             "recomputed": sum(b.recomputed - a.recomputed for a, b in pairs),
             "preemptions": sum(b.preemptions - a.preemptions for a, b in pairs),
+            **({"overrun": overrun} if overrun else {}),
             **self._drafts(pairs),
             "kv_used": self._most_kv,
             "peak_mem": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,

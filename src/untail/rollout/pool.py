@@ -13,7 +13,7 @@ from untail.types import Group
 class Pool:
     def __init__(self, max_staleness: int):
         self.max_staleness = max_staleness
-        self.version = 0  # of the engines' weights when the step began: whoever runs has no older tokens of this step
+        self.version = 0  # of the weights that the step began with
         self.live: dict[str, LiveGroup] = {}
         self.ready: list[Group] = []
         self.ghosts: dict[str, Member] = {}
@@ -40,8 +40,16 @@ class Pool:
         return any(self._is_overdue(group, step) for group in self.live.values())
 
     def _is_overdue(self, group: LiveGroup, step: int) -> bool:
-        oldest = _oldest_version(group, self.version)
+        oldest = self._oldest_version(group)
         return oldest is not None and step - oldest > self.max_staleness
+
+    def _oldest_version(self, group: LiveGroup) -> int | None:
+        """Whoever runs has tokens, if only its engine has seen them yet: of the weights that the step began with, or
+        newer ones."""
+        oldest = group.oldest_version
+        if oldest is not None:
+            return oldest
+        return self.version if any(member.state is State.RUNNING for member in group.members) else None
 
     def take_batch(self, step: int, wanted: int | None) -> list[Group]:
         """The oldest `wanted` of those that are ready (None: all), and whatever would be too stale for the next."""
@@ -57,12 +65,3 @@ class Pool:
         waiting = sum(m.trajectory.made for g in self.live.values() for m in g.members if m.state is not State.GONE)
         whole = sum(trajectory.made for group in self.ready for trajectory in group.trajectories)
         return waiting + whole + sum(ghost.length - ghost.ghost_begin for ghost in self.ghosts.values())
-
-
-def _oldest_version(group: LiveGroup, version: int) -> int | None:
-    """Whoever runs has tokens, if only its engine has seen them yet: of the version that the step began with, or
-    newer."""
-    oldest = group.oldest_version
-    if oldest is not None:
-        return oldest
-    return version if any(member.state is State.RUNNING for member in group.members) else None

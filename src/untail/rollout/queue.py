@@ -27,7 +27,8 @@ class Queue:
         insort(self._items, (self._key(member), member), key=lambda item: item[0])
 
     def remove(self, members: set[Member]) -> None:
-        self._items = [item for item in self._items if item[1] not in members]
+        if members and self._items:
+            self._items = [item for item in self._items if item[1] not in members]
 
     def hurry(self, groups: set[str]) -> None:
         """From now on these groups are overdue, and no others."""

@@ -67,11 +67,14 @@ def test_whoever_runs_has_tokens_even_if_nobody_has_seen_them():
     group, pool = live("a", None, None), Pool(0)
     pool.version = 4  # of the weights that the step began with
     pool.add(group)
+    pool.version = 4
     assert pool.overdue(5) == set()
     group.members[1].state = State.RUNNING
     assert pool.overdue(5) == {"a"}
     pool.max_staleness = 1
     assert pool.overdue(5) == set()
+    pool.version = 3  # the step began before the last update was over
+    assert pool.overdue(5) == {"a"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from untail.types import Segment
 
 PLACES = 512
 LONGEST_RUN = 3
+MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / the golden ratio: it spreads neighbours apart
 
 
 def features(members: Sequence[Member]) -> np.ndarray:
@@ -29,9 +30,12 @@ def features(members: Sequence[Member]) -> np.ndarray:
 
 def hashed_runs(tokens: Sequence[int]) -> np.ndarray:
     counts = np.zeros(PLACES)
-    for size in range(1, LONGEST_RUN + 1):
-        for run in zip(*(tokens[first:] for first in range(size)), strict=False):
-            counts[hash(run) % PLACES] += 1.0  # of integers: the same in every process
+    column = np.asarray(tokens, dtype=np.uint64)
+    runs = np.full(len(column) + 1, MIX)
+    for _ in range(min(LONGEST_RUN, len(column))):
+        runs = (runs[:-1] ^ column[len(column) + 1 - len(runs) :]) * MIX  # each run grows by the token that follows it
+        runs ^= runs >> np.uint64(29)
+        counts += np.bincount((runs % np.uint64(PLACES)).astype(np.intp), minlength=PLACES)
     return counts
 
 

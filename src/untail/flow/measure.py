@@ -1,0 +1,153 @@
+"""A profile of this machine: a few groups are rolled out and learned from, and every part of that is timed.
+
+Invariant: what is measured is what a run does: the engine's own steps, the trainer's own update; what is done for the
+first time is left out. What a role needs is the most that was held while it ran: of the device on a GPU, of the process
+elsewhere.
+"""
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from untail.config import Recipe
+from untail.engine.engine import Engine
+from untail.engine.models.load import LoadedModel
+from untail.flow.cost import Curve
+from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
+from untail.learn.trainer import Trainer
+from untail.types import Batch, Group, Prompt, SamplingParams, SequenceSpec, Trajectory
+
+GIB = 2**30
+GROUPS = 8  # that are rolled out, unless a step has fewer
+
+
+def measure(recipe: Recipe, model: LoadedModel, prompts: list[Prompt], most_groups: int = GROUPS) -> Profile:
+    """Changes the model's weights. Pre: there are prompts."""
+    memory = PeakMemory(model.decoder.embed.device)
+    count = min(most_groups, recipe.rollout.prompts, len(prompts))
+    memory.reset()
+    groups, rollout = _roll_out(recipe, model, prompts[:count])
+    rollout["memory_gib"] = memory.gib
+    weights = list(model.decoder.parameters())
+    trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens)
+    trainer.update(Batch(1, groups))
+    halves = [groups[: max(1, count // 2)], groups]
+    updates = [_update(trainer, Batch(step, part), memory) for step, part in enumerate(halves, 2)]
+    state = list(trainer.state_dict()[0].values())
+    roles: dict[Any, RoleProfile] = {
+        "logprob": RoleProfile(points=[logprob for logprob, _ in updates], swap_s=_swap_s(weights)),
+        "update": RoleProfile(points=[update for _, update in updates], swap_s=_swap_s(state)),
+    }
+    return Profile(
+        made_on=f"{platform.node()}, {memory.device}",
+        model=recipe.model,
+        memory_gib=memory.of_device_gib,
+        sync_s=_swap_s(weights) / 2,  # one way
+        rollout=RolloutProfile(**rollout, swap_s=_swap_s(weights)),
+        roles=roles,
+    )
+
+
+class PeakMemory:
+    """The most that was held since the last reset."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def reset(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        elif sys.platform == "linux":
+            with suppress(OSError):  # not everybody may: then it is the most since the process began
+                Path("/proc/self/clear_refs").write_text("5")
+
+    @property
+    def gib(self) -> float:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / GIB
+        if sys.platform == "linux":
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / GIB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB
+
+    @property
+    def of_device_gib(self) -> float:
+        """Without a GPU a device is a core, with its share of the memory."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_properties(self.device).total_memory / GIB
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (os.cpu_count() or 1) / GIB
+
+
+def _roll_out(recipe: Recipe, model: LoadedModel, prompts: list[Prompt]) -> tuple[list[Group], dict[str, Any]]:
+    """Groups whose rewards differ, so that each of them teaches; step times and lengths."""
+    engine = Engine(model.decoder, recipe.engine)
+    stops = tuple(dict.fromkeys((*model.decoder.shape.eos_ids, *model.tokenizer.eos_ids)))
+    sampling = SamplingParams(recipe.rollout.temperature, stop_ids=stops)
+    groups, by_name = [], {}
+    for place, prompt in enumerate(prompts):
+        names = [f"{place}-{member}" for member in range(recipe.rollout.group)]
+        own = [Trajectory(name, prompt, place * len(names) + member) for member, name in enumerate(names)]
+        for member, trajectory in enumerate(own):
+            trajectory.reward = float(member % 2)
+            by_name[trajectory.id] = trajectory
+            spec = SequenceSpec(trajectory.id, prompt.tokens, recipe.rollout.max_tokens, trajectory.stream, sampling)
+            engine.add(spec)
+        groups.append(Group(str(place), prompt, own))
+    decoding, filling = _steps(engine, by_name)
+    tau = sorted((fmean(n for n, _ in found), median(s for _, s in found)) for found in decoding.values())
+    over = sum(max(0.0, seconds - Curve(tau)(batch)) for batch, seconds in filling)
+    lengths = [trajectory.length for trajectory in by_name.values()]
+    return groups, {"tau": tau, "lengths": lengths, "prefill_s": over / len(by_name)}
+
+
+Timed = list[tuple[int, float]]
+
+
+def _steps(engine: Engine, trajectories: dict[str, Trajectory]) -> tuple[dict[int, Timed], Timed]:
+    """Steps that only decode, by the power of two of their sequences, and those that fill in prompts too."""
+    decoding: dict[int, Timed] = defaultdict(list)
+    filling: Timed = []
+    while engine.has_work:
+        began = time.perf_counter()
+        chunks = engine.step()
+        taken, size = time.perf_counter() - began, engine.last_step
+        only_decodes = size.tokens == size.sequences
+        (decoding[size.sequences.bit_length()] if only_decodes else filling).append((size.sequences, taken))
+        for name, chunk in chunks:
+            trajectories[name].take(chunk)
+    return decoding, filling
+
+
+def _update(trainer: Trainer, batch: Batch, memory: PeakMemory) -> tuple[Measured, Measured]:
+    memory.reset()
+    figures = trainer.update(batch)
+    responses = sum(len(group.trajectories) for group in batch.groups)
+    point = lambda name: Measured(devices=1, responses=responses, seconds=figures[name], memory_gib=memory.gib)
+    return point("logprob_s"), point("update_s")
+
+
+def _swap_s(tensors: Iterable[Tensor]) -> float:
+    """To the host's memory and back; the second time, when both places exist."""
+    tensors = [tensor.detach() for tensor in tensors]
+    there = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
+    for _ in range(2):
+        began = time.perf_counter()
+        for place, tensor in zip(there, tensors, strict=True):
+            place.copy_(tensor)
+        for place, tensor in zip(there, tensors, strict=True):
+            tensor.copy_(place)
+        if tensors and tensors[0].is_cuda:
+            torch.cuda.synchronize(tensors[0].device)
+        taken = time.perf_counter() - began
+    return taken

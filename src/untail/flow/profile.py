@@ -1,0 +1,115 @@
+"""What the roles of a training step take: measured once, kept as JSON, and read back as costs.
+
+Invariant: a profile says where it was made and is read back exactly; one that lacks something, or has what cannot be,
+is refused with the field's name. Roles other than the rollout are measured over responses, since recipes differ in the
+size of their groups.
+"""
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from untail import __version__
+from untail.config import NotNegative, PositiveFloat, PositiveInt, Recipe, Strict
+from untail.errors import DataError
+from untail.flow.cost import Cost, Curve, OneAfterOther, Point, Profiled, Rollout
+from untail.flow.graph import Edge, Graph, Node
+from untail.flow.work import Work
+
+
+class Measured(Strict):
+    """One measurement of a role."""
+
+    devices: PositiveInt
+    responses: PositiveInt
+    seconds: NotNegative
+    memory_gib: NotNegative = 0.0
+
+
+class RoleProfile(Strict):
+    points: Annotated[list[Measured], Field(min_length=1)]
+    swap_s: NotNegative = 0.0  # to load it and to take it off
+
+
+class RolloutProfile(Strict):
+    tau: Annotated[list[tuple[PositiveFloat, PositiveFloat]], Field(min_length=1)]  # responses in a step, its seconds
+    lengths: Annotated[list[PositiveInt], Field(min_length=1)]
+    prefill_s: NotNegative = 0.0  # of a response's prompt
+    memory_gib: NotNegative = 0.0  # weights and KV pool
+    swap_s: NotNegative = 0.0
+
+
+class Profile(Strict):
+    format: Literal["untail-profile-1"] = "untail-profile-1"
+    untail: str = __version__
+    made_on: str  # the machine, or the run
+    model: str
+    memory_gib: PositiveFloat | None = None  # of a device; unset: unknown, and nothing is refused for it
+    sync_s: NotNegative = 0.0  # new weights for engines that have devices of their own
+    rollout: RolloutProfile
+    roles: dict[Literal["reward", "logprob", "update"], RoleProfile]
+
+    def save(self, path: Path) -> None:
+        try:
+            path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"cannot write the profile {path}: {error.strerror}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> "Profile":
+        try:
+            profile = cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise DataError(f"cannot read the profile {path}: {error.strerror}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "all of it"
+            raise DataError(
+                f"the profile {path} cannot be used: {field}: {first['msg']}; make it again with untail plan --save"
+            ) from None
+        if "update" not in profile.roles:
+            raise DataError(f"the profile {path} has no role 'update'; measure one, or make it again with --save")
+        return profile
+
+
+def training_work(profile: Profile, recipe: Recipe, devices: int, steady: bool = False) -> Work:
+    """A step of this recipe on so many devices. An item is a group. The learner makes its log-probs itself, so that
+    they are part of the update; rewards are the host's."""
+    nodes = [Node("rollout"), Node("update")]
+    edges = [Edge("rollout", "update", "groups")]
+    edges.append(Edge("update", "rollout", "weights", apart_s=profile.sync_s, next_step=True))
+    group = recipe.rollout.group
+    learner = [_role(profile.roles[name], group) for name in ("logprob", "update") if name in profile.roles]
+    costs: dict[str, Cost] = {"rollout": _rollout(profile.rollout, recipe), "update": OneAfterOther(learner)}
+    if "reward" in profile.roles:
+        nodes.append(Node("reward", on_host=True))
+        edges += [Edge("rollout", "reward", "responses"), Edge("reward", "update", "rewards")]
+        costs["reward"] = _role(profile.roles["reward"], group)
+    memory = math.inf if profile.memory_gib is None else profile.memory_gib
+    return Work(Graph(nodes, edges), costs, devices, recipe.rollout.prompts, memory, steady=steady)
+
+
+def _rollout(profile: RolloutProfile, recipe: Recipe) -> Rollout:
+    rollout = recipe.rollout
+    return Rollout(
+        lengths=[min(length, rollout.max_tokens) for length in profile.lengths],
+        tau=Curve(profile.tau),
+        group=rollout.group,
+        slots=recipe.engine.max_seqs,
+        batch=rollout.prompts,
+        prefill_s=profile.prefill_s,
+        gib=profile.memory_gib,
+        load_s=profile.swap_s,
+    )
+
+
+def _role(profile: RoleProfile, group: int) -> Profiled:
+    """By group: where a measurement was of no whole number of groups, it counts in proportion."""
+    points = []
+    for found in profile.points:
+        groups = max(1, round(found.responses / group))
+        share = groups * group / found.responses
+        points.append(Point(found.devices, groups, found.seconds * share, found.memory_gib))
+    return Profiled(points, profile.swap_s)

@@ -1,0 +1,105 @@
+"""Costs: what was measured comes back, what lies between is between, and the tail is in the rollout."""
+
+import random
+
+import pytest
+
+from untail.errors import UserError
+from untail.flow.cost import Curve, Point, Profiled, Rollout, Scaled, tail_seconds
+
+
+def test_a_curve_gives_back_what_was_measured_and_never_falls():
+    curve = Curve([(4, 3.0), (1, 1.0), (2, 2.0), (8, 2.5), (2, 2.2)])
+    assert curve(1) == 1.0
+    assert curve(2) == pytest.approx(2.1)  # the mean of two
+    assert curve(3) == pytest.approx(2.55)
+    values = [curve(x) for x in range(1, 20)]
+    assert values == sorted(values)
+
+
+def test_a_curve_goes_on_beyond_its_points():
+    curve = Curve([(10, 2.0), (20, 3.0)])
+    assert curve(30) == pytest.approx(4.0)
+    assert curve(5) == pytest.approx(1.5)  # with the same overhead
+    assert Curve([(10, 2.0), (20, 8.0)])(5) == pytest.approx(1.0)  # not less than its share
+    assert Curve([(10, 2.0)])(40) == pytest.approx(8.0)
+
+
+def test_the_fullest_device_is_what_a_role_waits_for():
+    cost = Profiled([Point(1, 8, 8.0, 10.0), Point(1, 16, 16.0, 10.0)], swap_s=0.25)
+    assert cost.seconds(2, 16) == cost.seconds(1, 8) == pytest.approx(8.0)
+    assert cost.seconds(3, 16) == pytest.approx(6.0)  # 6, 5 and 5 items
+    assert cost.seconds(64, 16) == pytest.approx(cost.seconds(16, 16))  # there is no half of an item
+    assert cost.memory_gib(4, 64) == 10.0
+    assert cost.swap_s(4) == 0.25
+
+
+def test_between_two_device_counts_the_figure_lies_between():
+    cost = Profiled([Point(1, 8, 8.0, 40.0), Point(16, 128, 12.0, 10.0)])
+    assert cost.seconds(1, 8) == pytest.approx(8.0)
+    assert cost.seconds(16, 128) == pytest.approx(12.0)
+    assert cost.seconds(4, 32) == pytest.approx(10.0)
+    assert cost.memory_gib(4, 32) == pytest.approx(25.0)
+    assert cost.seconds(64, 512) == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("point", [Point(1, 0, 1.0), Point(1, 1, -1.0), Point(-1, 1, 1.0), Point(1, 1, float("nan"))])
+def test_a_measurement_that_cannot_be_is_refused(point):
+    with pytest.raises(UserError, match="cannot be"):
+        Profiled([point])
+    with pytest.raises(UserError, match="without measurements"):
+        Profiled([])
+
+
+TAU = Curve([(1, 1.0), (2, 1.5), (64, 5.0)])
+
+
+def step_by_step(lengths: list[int], slots: int) -> float:
+    """What `tail_seconds` computes, one token at a time."""
+    running, waiting, seconds = lengths[:slots], lengths[slots:], 0.0
+    while running:
+        seconds += TAU(len(running))
+        running = [left - 1 for left in running if left > 1]
+        while waiting and len(running) < slots:
+            running.append(waiting.pop(0))
+    return seconds
+
+
+def test_the_tail_is_the_sum_over_what_still_runs():
+    assert tail_seconds([10, 2, 5], 64, TAU) == pytest.approx(2 * TAU(3) + 3 * TAU(2) + 5 * TAU(1))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 64])
+def test_slots_that_are_free_take_the_next(slots):
+    draws = random.Random(slots)
+    lengths = [1 + int(draws.expovariate(0.05)) for _ in range(40)]
+    assert tail_seconds(lengths, slots, TAU) == pytest.approx(step_by_step(lengths, slots))
+
+
+def rollout(lengths: list[int], **changes) -> Rollout:
+    return Rollout(**{"lengths": lengths, "tau": TAU, "group": 4, "slots": 64, "batch": 16, **changes})
+
+
+def test_no_number_of_devices_makes_a_rollout_shorter_than_its_longest_response():
+    draws = random.Random(0)
+    lengths = [1 + int(draws.paretovariate(1.2) * 10) for _ in range(400)]
+    cost = rollout(lengths)
+    seconds = [cost.seconds(devices, 16) for devices in range(1, 65)]
+    assert seconds == sorted(seconds, reverse=True)
+    longest = max(cost._expected)
+    assert seconds[-1] == pytest.approx(longest * TAU(1))
+    assert seconds[0] < 64 * seconds[-1] / 4  # the tail does not divide
+
+
+def test_a_part_of_a_rollout_takes_its_part():
+    cost = rollout([5, 50, 500], prefill_s=0.1, gib=3.0, load_s=0.2)
+    assert cost.seconds(2, 4) == pytest.approx(cost.seconds(2, 16) / 4)
+    assert cost.seconds(2, 16) - rollout([5, 50, 500]).seconds(2, 16) == pytest.approx(32 * 0.1)
+    assert (cost.memory_gib(2, 4), cost.swap_s(2)) == (3.0, 0.2)
+    with pytest.raises(UserError, match="lengths of responses"):
+        rollout([])
+
+
+def test_a_drifted_role_takes_so_much_more():
+    cost = Scaled(Profiled([Point(1, 8, 8.0, 10.0)], swap_s=1.0), 1.5)
+    assert (cost.seconds(1, 8), cost.memory_gib(1, 8), cost.swap_s(1)) == (12.0, 10.0, 1.0)
