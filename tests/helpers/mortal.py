@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 from untail.backends.base import EngineLost
+from untail.errors import SequenceStateError
 from untail.types import Chunk, SequenceSpec
 
 ASKED = ("extend", "append", "fork", "release", "cut", "abort", "pause", "resume", "load_weights")
@@ -15,15 +16,20 @@ class Mortal:
     def __init__(self, inner: Any):
         self.inner = inner
         self.dead = asyncio.Event()
+        self.deaths = 0
+        self._born: dict[str, int] = {}  # sequences, and after how many deaths
 
     def die(self) -> None:
         """What it had not told is gone."""
         self.dead.set()
 
     def revive(self) -> None:
+        """It knows nobody of before."""
         self.dead = asyncio.Event()
+        self.deaths += 1
 
     def generate(self, spec: SequenceSpec) -> AsyncGenerator[Chunk, None]:
+        self._born[spec.id] = self.deaths
         return self._read(self.inner.generate(spec))
 
     def stream(self, name: str) -> AsyncGenerator[Chunk, None]:
@@ -35,6 +41,8 @@ class Mortal:
 
         async def ask(*about: Any) -> Any:
             self._refuse()
+            if about and isinstance(about[0], str) and self._born.get(about[0], self.deaths) < self.deaths:
+                raise SequenceStateError(f"sequence {about[0]!r} is unknown")
             return await getattr(self.inner, name)(*about)
 
         return ask

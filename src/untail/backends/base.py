@@ -18,11 +18,12 @@ PauseMode = Literal["keep", "wait", "abort"]
 
 class EngineLost(Exception):
     """The engine behind a backend is gone, and with it what it had not told yet. Its sequences can go on elsewhere,
-    from what they have told. `engine` is its number, where it has one."""
+    from what they have told. `engine` is its number, where it has one, and `life` how often it had been lost before."""
 
-    def __init__(self, why: str, engine: int | None = None):
+    def __init__(self, why: str, engine: int | None = None, life: int = 0):
         super().__init__(why)
         self.engine = engine
+        self.life = life
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class EngineWorker(Worker):
 class FarSeat:
     """A worker's seat. Once its worker is lost it takes no more turns, until it is `back`."""
 
-    def __init__(self, worker: OneWorker, about: About, is_lost: Callable[[], None]):
+    def __init__(self, worker: OneWorker, about: About, is_lost: Callable[[str], None]):
         """`is_lost` hears of it once."""
         self.worker = worker
         self._about = about
@@ -130,7 +130,7 @@ class FarSeat:
         except WorkerLost as error:
             if not self._lost:
                 self._lost = True
-                self._is_lost()
+                self._is_lost(str(error))
             raise EngineLost(str(error)) from error
         finally:
             self._may_hurry = False

@@ -62,7 +62,8 @@ class Peer:
         with self._lock:
             self._is_lost = True
             asked, self._asked = self._asked, {}
-        self._pipe.close()
+        with self._sending:  # else somebody could still be writing to its number when that is another pipe's
+            self._pipe.close()
         self._lost()
         for future, _ in asked.values():
             if future.set_running_or_notify_cancel():

@@ -104,7 +104,8 @@ class WorkerRoles(Roles):
         """Bytes that a device holds; where nobody shares one, nothing has to fit."""
         return 0.0 if self.shared is None else float(self.shared[0].capacity().wait())
 
-    def _is_lost(self, number: int) -> None:
+    def _is_lost(self, number: int, why: str) -> None:
+        self.controller.engine_is_lost(number, why)
         task = asyncio.create_task(self._revive(number))
         self._reviving.add(task)
         task.add_done_callback(self._reviving.discard)

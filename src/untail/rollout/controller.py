@@ -67,12 +67,15 @@ class Controller:
         step - 1, which the step trains. `emit` hears every event."""
         self.stage.pool.version = step - 1 if version is None else version
         self._begin(step, emit)
-        if not self._closes():
-            self._new_round()
-        while not self._is_over():
-            self._fill()
-            await self._hear()
-        return await self._close()
+        try:
+            if not self._closes():
+                self._new_round()
+            while not self._is_over():
+                self._fill()
+                await self._hear()
+            return await self._close()
+        finally:
+            self.stage.is_on = False
 
     def underway(self) -> list[Group]:
         """Between two steps: the groups that wait for a later update, with what their members have so far."""
@@ -96,10 +99,15 @@ class Controller:
         while any(member.engine == engine for member in stage.busy):
             await asyncio.sleep(0.002)
 
+    def engine_is_lost(self, engine: int, why: str) -> None:
+        """Whoever rests there goes on elsewhere; whoever runs there hears it from the engine."""
+        self.lives.losses.engine(engine, why)
+        self.stage.inbox.put_nowait(None)
+
     def engine_is_back(self, engine: int) -> None:
         """It was lost, or lent, and takes members again."""
-        self.stage.fleet.slots.open(engine)
-        self.stage.record("back", engine=engine)
+        self.stage.fleet.is_back(engine)
+        self.stage.announce("back", engine=engine)
         self.stage.inbox.put_nowait(None)
 
     def give_up(self, error: Exception) -> None:
@@ -125,6 +133,8 @@ class Controller:
         view.kv_used = stage.meter.kv_used()
         parked = [member.id for member in stage.parked if member.ghost is None]
         stage.record("step", version=step - 1, carried=stage.pool.carried, **({"parked": parked} if parked else {}))
+        stage.is_on = True
+        stage.record_announced()
         self.lives.parking.go_on()
 
     def _new_round(self) -> bool:

@@ -2,7 +2,8 @@
 
 Invariant: no token that was heard of is lost, and none is generated twice under one trajectory: a member that ran goes
 back into the queue where it stood when its engine last spoke; one that rested there keeps its place and loses only its
-keys and values. Until the engine is back nobody is placed on it.
+keys and values. Until the engine is back nobody is placed on it. Whoever knows of the loss first says so (`engine`):
+those who rest are told nothing by their engine, and it may be back before anybody who ran there is heard.
 """
 
 from collections.abc import Callable
@@ -19,20 +20,23 @@ class Losses:
         self._end_segment = end_segment
         self._leave = leave
 
+    def engine(self, engine: int, why: str, life: int | None = None) -> None:
+        """It is lost, in the life that it has, or in this one."""
+        if self.stage.fleet.lose(engine, life):
+            self._let_rest_elsewhere(engine, why)
+
     def hear(self, member: Member, error: EngineLost) -> None:
-        engine = error.engine
-        if engine is None or engine != member.engine:
+        if error.engine is None or not self.stage.fleet.is_hit(member, error):
             return  # it has been said before: the member is on its way elsewhere
-        if self.stage.fleet.lose(engine):
-            self._let_rest_elsewhere(engine, error)
+        self.engine(error.engine, str(error), error.life)
         if member.state is State.RUNNING:
             self._go_on_elsewhere(member)
         else:
             self._leave(member)
 
-    def _let_rest_elsewhere(self, engine: int, error: EngineLost) -> None:
+    def _let_rest_elsewhere(self, engine: int, why: str) -> None:
         stage, hit = self.stage, [m for m in self.stage.members.values() if m.engine == engine]
-        stage.record("lost", engine=engine, members=len(hit), error=str(error))
+        stage.announce("lost", engine=engine, members=len(hit), error=why)
         for member in stage.members.values():
             if member.goes_to == engine:
                 member.goes_to = None

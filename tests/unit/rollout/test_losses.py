@@ -19,12 +19,25 @@ from untail.rollout.controller import Controller
 LENGTHS = by(lambda prompt, member: 5 + (7 * prompt + 3 * member) % 23)
 
 
-def run(interfere, steps=3, tables=None, made=(), engines=2, slots=4, **rollout):
-    """Steps in virtual time; `interfere(controller, backends)` runs beside them."""
-    return run_virtual(_run(interfere, steps, tables or {}, made, engines, slots, rollout))
+async def idle(*about):
+    """Nothing happens during the steps."""
 
 
-async def _run(interfere, steps, tables, made, engines, slots, rollout):
+def run(
+    interfere,
+    steps=3,
+    tables=None,
+    made=(),
+    engines=2,
+    slots=4,
+    between=lambda step, controller, backends: None,
+    **rollout,
+):
+    """Steps in virtual time; `interfere(controller, backends)` runs beside them, `between` after each."""
+    return run_virtual(_run(interfere, steps, tables or {}, made, engines, slots, between, rollout))
+
+
+async def _run(interfere, steps, tables, made, engines, slots, between, rollout):
     config = RolloutConfig(**{"prompts": 3, "group": 3, "max_tokens": 40, "audit": 0.0, "watch_every": 4, **rollout})
     ticker = Ticker()
     backends = [Mortal(Scripted(LENGTHS, ticker=ticker)) for _ in range(engines)]
@@ -46,6 +59,7 @@ async def _run(interfere, steps, tables, made, engines, slots, rollout):
             for backend in backends:
                 if not backend.dead.is_set():
                     await backend.load_weights(None, step)
+            between(step, controller, backends)
         return rows
     finally:
         beside.cancel()
@@ -84,8 +98,8 @@ async def bring_back(controller, backends, number):
     backends[number].revive()
     if backends[number].inner.version < controller.stage.view.step - 1:
         await backends[number].load_weights(None, controller.stage.view.step - 1)
-    if not controller.stage.fleet.slots.is_open(number):  # else nobody has noticed
-        controller.engine_is_back(number)
+    controller.engine_is_lost(number, "it was killed")  # whoever ran there has said so already
+    controller.engine_is_back(number)
 
 
 @pytest.mark.parametrize("made", [(), (strides(6),)], ids=["whole", "segments"])
@@ -107,6 +121,42 @@ def test_members_go_on_elsewhere_from_what_they_have(made):
 def test_an_engine_that_is_back_gets_work_again():
     rows = run(lambda *about: kill_once(*about, back_after=5.0), steps=4)
     check(rows)
+    (back,) = events_of(rows, "back")
+    assert any(event["engine"] == 0 and event["t"] > back["t"] for event in events_of(rows, "start"))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_that_dies_and_is_back_while_everybody_rests_costs_nobody(number):
+    """Between two steps nobody runs: no member hears of it, and its engine knows none of them when it is back."""
+
+    def between(step, controller, backends):
+        backends[number].die()
+        backends[number].revive()
+        controller.engine_is_lost(number, "it was killed")
+        controller.engine_is_back(number)
+
+    rows = run(idle, steps=4, tables={"defer": {}}, made=(strides(6),), between=between, max_staleness=3)
+    check(rows)
+    assert not events_of(rows, "fail")
+    assert [event["step"] for event in events_of(rows, "lost")] == [2, 3, 4]
+    assert all(event["members"] > 0 for event in events_of(rows, "lost")), "nobody rested there"
+    assert [event["step"] for event in events_of(rows, "back")] == [2, 3, 4]
+
+
+def test_a_loss_that_is_heard_when_the_engine_is_back_already_is_not_another_one():
+    """The members' own words come late: they count for them, and not for the engine."""
+
+    async def kill_and_bring_back_at_once(controller, backends):
+        await asyncio.sleep(9.5)
+        backends[0].die()
+        backends[0].revive()
+        controller.engine_is_lost(0, "it was killed")
+        controller.engine_is_back(0)
+
+    rows = run(kill_and_bring_back_at_once, steps=4)
+    check(rows)
+    assert len(events_of(rows, "lost")) == 1
+    assert any(event["why"] == "lost" for event in events_of(rows, "segment"))
     (back,) = events_of(rows, "back")
     assert any(event["engine"] == 0 and event["t"] > back["t"] for event in events_of(rows, "start"))
 
