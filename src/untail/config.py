@@ -163,8 +163,10 @@ class FlowConfig(Strict):
     """Where the roles run, and when."""
 
     # local: all in this process, on one device. Else in processes of their own: collocated (engines and learner in turn
-    # on the same devices), disaggregated (side by side), hybrid (engines on all, the learner on some of them).
-    mode: Literal["local", "collocated", "disaggregated", "hybrid"] = "local"
+    # on the same devices), disaggregated (side by side), hybrid (engines on all, the learner on some of them), auto (by
+    # a plan, and by another one when what the roles take has changed).
+    mode: Literal["local", "collocated", "disaggregated", "hybrid", "auto"] = "local"
+    profile: str | None = None  # auto: a file of `untail plan --save`; unset: one device is measured at the start
     # sync: each batch is sampled from the newest weights. one-off: while the next one is sampled, an update runs.
     # async: batches are sampled ahead of updates, as far as `staleness` allows.
     schedule: Literal["sync", "one-off", "async"] = "sync"

@@ -8,7 +8,9 @@ import pytest
 
 from tests.e2e.conftest import SMALL, untail
 from tests.e2e.test_train import timeless
-from tests.helpers.flowing import check_books, engine_is_there, small, someone_runs, train
+from tests.helpers.flowing import SMALL as FLOWING
+from tests.helpers.flowing import Outcome, check_books, engine_is_there, small, someone_runs, train
+from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
 
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores: a device each")
 
@@ -34,7 +36,7 @@ def test_the_same_losses_wherever_the_roles_are(in_one_process, flow, tmp_path):
     check_books(outcome)
 
 
-@pytest.mark.parametrize(("recipe", "tokens"), [("grpo", 0), ("es-grpo", 8)])
+@pytest.mark.parametrize(("recipe", "tokens"), [pytest.param("grpo", 0, marks=pytest.mark.slow), ("es-grpo", 8)])
 @TWO_CORES
 def test_an_engine_killed_in_mid_group_costs_nothing_that_was_told(recipe, tokens, tmp_path):
     """Two engines; one is killed while it has members, in two steps; another takes its place. Without a watcher nobody
@@ -86,8 +88,15 @@ def test_a_learner_killed_between_steps_and_in_one_is_replaced_and_the_losses_ar
 
 
 @TWO_CORES
-@pytest.mark.parametrize("mode", ["disaggregated", "hybrid"])
-@pytest.mark.parametrize("schedule", ["one-off", "async"])
+@pytest.mark.parametrize(
+    ("schedule", "mode"),
+    [
+        pytest.param("one-off", "disaggregated", marks=pytest.mark.slow),
+        pytest.param("one-off", "hybrid", marks=pytest.mark.slow),
+        pytest.param("async", "disaggregated", marks=pytest.mark.slow),
+        ("async", "hybrid"),
+    ],
+)
 def test_rollouts_run_ahead_within_the_bound(mode, schedule, tmp_path):
     recipe = small("es-grpo", steps=5, flow__mode=mode, flow__devices=2, flow__schedule=schedule)
     outcome = train(recipe, tmp_path / "run")
@@ -106,6 +115,34 @@ def test_members_move_between_engines_in_different_processes(tmp_path):
     moves = outcome.all("move")
     assert moves, "nobody moved"
     assert all({move["source"], move["engine"]} == {0, 1} for move in moves)
+
+
+@TWO_CORES
+def test_a_plan_places_the_roles_and_another_one_moves_them(tmp_path):
+    """The profile says that an update takes as long as a rollout. Side by side it would hide behind it; it takes next
+    to nothing instead, and after three steps that is known."""
+    rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48])
+    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=90.0)])}
+    Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
+    settings = {**FLOWING, "flow.mode": "auto", "flow.schedule": "async", "flow.profile": tmp_path / "profile.json"}
+    folder = tmp_path / "run"
+    outcome = untail("train", "--steps=8", *(f"--set={k}={v}" for k, v in settings.items()), "--out", folder, "--json")
+    assert outcome.code == 0, outcome.err
+    assert "they move" in outcome.err
+    told = Outcome(folder, 2)
+    assert [run["plan"]["mode"] for run in told.all("run")] == ["disaggregated", "collocated"]
+    assert [run["engines"] for run in told.all("run")] == [1, 2]
+    assert [row["step"] for row in told.metrics] == list(range(1, 9))
+    check_books(told)
+
+
+@TWO_CORES
+def test_without_a_profile_a_device_is_measured(tmp_path):
+    outcome = train(small(flow__mode="auto", flow__devices=2, steps=2), tmp_path / "run")
+    (run,) = outcome.all("run")
+    assert run["plan"]["predicted_step_s"] > 0
+    assert run["engines"] == run["plan"]["placement"]["rollout"]["count"]
+    check_books(outcome)
 
 
 def test_a_run_goes_on_in_another_mode(tmp_path):

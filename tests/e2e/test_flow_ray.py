@@ -8,8 +8,6 @@ import pytest
 from tests.helpers.flowing import check_books, small, someone_runs, train
 from tests.helpers.raying import ray_nodes
 
-pytestmark = pytest.mark.slow
-
 
 def test_the_same_losses_on_ray(tmp_path):
     alone = train(small(deterministic=True), tmp_path / "local")
@@ -20,6 +18,7 @@ def test_the_same_losses_on_ray(tmp_path):
     check_books(outcome)
 
 
+@pytest.mark.slow
 def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
     """Four devices on two nodes: three engines and the learner. In step 1 an engine is killed in mid-group, in step 2
     the node is lost that is not the driver's, and before step 4 the learner is killed."""

@@ -86,6 +86,7 @@ async def _run(recipe: Recipe, begin: Callable[["Roles"], "Run"]) -> dict[str, A
     from untail.flow.choose import make_roles
     from untail.observe.trackers import refuse_if_missing
     from untail.tasks.prepare import prepare
+    from untail.train import Moved
 
     refuse_if_missing(recipe)
     model = load_model(recipe.model, recipe.engine.device, recipe.engine.dtype)
@@ -96,11 +97,23 @@ async def _run(recipe: Recipe, begin: Callable[["Roles"], "Run"]) -> dict[str, A
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(roles.close)
-        run = begin(roles)
-        stack.callback(run.close)
-        return await _watched(run, roles, data, stop)
+    while True:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(roles.close)
+            run = begin(roles)
+            stack.callback(run.close)
+            try:
+                return await _watched(run, roles, data, stop)
+            except Moved:
+                say("what the roles take has changed: they move, and go on from the last step")
+        roles = make_roles(recipe, model, data.rewards, data.prompts, data.partials, roles.auto)
+        begin = _go_on_in(run.folder, recipe)
+
+
+def _go_on_in(folder: Path, recipe: Recipe) -> Callable[["Roles"], "Run"]:
+    from untail.run import Run
+
+    return lambda roles: Run.resume(folder, lambda own: recipe)
 
 
 async def _watched(run: "Run", roles: "Roles", data: "RunData", stop: asyncio.Event) -> dict[str, Any]:
@@ -116,7 +129,7 @@ async def _watched(run: "Run", roles: "Roles", data: "RunData", stop: asyncio.Ev
             for listener in (display.show, *trackers):
                 listener(row)
 
-        progress = await Training(run, roles, data.held_out, show, stop).train()
+        progress = await Training(run, roles, data.held_out, show, stop, may_move=True).train()
     display.end(progress, run.folder)
     return summary(progress, run.folder)
 

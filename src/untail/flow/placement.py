@@ -18,7 +18,7 @@ class Placement:
 
 
 def place(flow: FlowConfig, devices: list[int]) -> Placement:
-    """Pre: the mode is not "local"."""
+    """Pre: the mode is not "local" or "auto"."""
     count, wanted = len(devices), flow.learner_devices
     if wanted > count:
         raise ConfigError(f"flow.learner_devices = {wanted}, but there are {count} devices; ask for {count} or fewer")
@@ -52,6 +52,13 @@ def staleness_of(recipe: Recipe) -> int:
 def refuse_what_cannot_be(recipe: Recipe) -> None:
     """Settings that contradict each other."""
     flow = recipe.flow
+    if flow.profile is not None and flow.mode != "auto":
+        raise ConfigError(f'flow.profile = "{flow.profile}" is for flow.mode = "auto"; drop it, or set that')
+    if flow.mode == "auto" and recipe.deterministic:
+        raise ConfigError(
+            'deterministic = true, but flow.mode = "auto" places the roles by what they take; take the mode that '
+            "untail plan names"
+        )
     if flow.staleness is not None and flow.schedule != "async":
         raise ConfigError(f'flow.staleness = {flow.staleness} is for flow.schedule = "async"; drop it, or set that')
     if flow.schedule == "sync":

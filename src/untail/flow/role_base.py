@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -33,6 +33,9 @@ from untail.rollout.mechanisms import Mechanisms
 from untail.rollout.turns import ChatVoice, Turns, build_environment
 from untail.rollout.validate import validate
 from untail.types import Batch, Event, Group, Prompt, SamplingParams, Trajectory
+
+if TYPE_CHECKING:
+    from untail.flow.auto import Auto
 
 T = TypeVar("T")
 Tables = dict[str, dict[str, Any]]
@@ -111,6 +114,8 @@ class Roles(Judge):
     """All roles of a training run. What is left to a way to run them: the engines, the learner, and what lies between
     the two."""
 
+    auto: "Auto | None" = None  # what places them, if they may move
+
     def __init__(
         self,
         recipe: Recipe,
@@ -131,6 +136,15 @@ class Roles(Judge):
         drafting.refuse_if_it_cannot(recipe.draft, gives.draft, "native")
         rules = rules_of(recipe.learn, recipe.rollout.max_tokens)
         refuse_blind(rules, "native", entropy=gives.entropy != "none", logprobs=gives.logprobs)
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """That they sit where they do, and why, if a plan has put them there."""
+        return None
+
+    def should_move(self, row: dict[str, Any], steps_left: int) -> bool:
+        """After a step with these metrics: a plan would put them elsewhere by now."""
+        return False
 
     @abstractmethod
     async def update(self, batch: Batch) -> dict[str, float]:

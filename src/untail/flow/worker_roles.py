@@ -21,6 +21,7 @@ from untail.config import Recipe, RolloutConfig
 from untail.engine.models.load import LoadedModel
 from untail.errors import ConfigError, UserError
 from untail.flow.ahead import Ahead
+from untail.flow.auto import Auto
 from untail.flow.channel import Channel
 from untail.flow.cluster import Cluster
 from untail.flow.engine_worker import EngineWorker, FarSeat, Published
@@ -45,9 +46,11 @@ class WorkerRoles(Roles):
         prompts: list[Prompt],
         cluster: Cluster,
         partials: Tables | None = None,
+        auto: Auto | None = None,
     ):
         self.cluster = cluster
-        self.placement = place(recipe.flow, cluster.devices)
+        self.auto = auto
+        self.placement = place(recipe.flow, cluster.devices) if auto is None else auto.place(cluster.devices)
         self._refuse(recipe)
         super().__init__(recipe, model, rewards, prompts, partials)
         self.learner = cluster.group(LearnerWorker, recipe, devices=[self.placement.learner], name="learner")
@@ -57,7 +60,7 @@ class WorkerRoles(Roles):
         self._stay: AsyncExitStack | None = None  # of the engines that share devices, while they are there
         self._reviving: set[asyncio.Task[None]] = set()
         self._memories: dict[int, dict[str, Any]] = {}
-        lead = lead_of(recipe)
+        lead = lead_of(recipe) if self.placement.alone else 0  # where all take turns, nobody samples meanwhile
         self._ahead = Ahead(self.roll_out_from, self._rolled_out, lead, recipe.steps) if lead else None
         self._learners_lost = 0  # in this step
         self._step = 0  # the last one whose rollout was asked for
@@ -65,6 +68,13 @@ class WorkerRoles(Roles):
     @property
     def devices(self) -> int:
         return len({*self.placement.alone, *self.placement.shared, *self.placement.learner})
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        return None if self.auto is None else self.auto.plan.as_json()
+
+    def should_move(self, row: dict[str, Any], steps_left: int) -> bool:
+        return self.auto is not None and self.auto.hear(row, steps_left)
 
     def _refuse(self, recipe: Recipe) -> None:
         refuse_what_cannot_be(recipe)

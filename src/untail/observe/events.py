@@ -8,7 +8,7 @@ whole in itself: what runs when it closes is deferred or cancelled, and resumed 
 
 | event      | when                                 | fields beyond `e`, `t`, `step` |
 |---|---|---|
-| run | once, and at every resume | schema, untail, threads, concurrency, engines, devices, recipe (resolved) |
+| run | once, and at every resume | schema, untail, threads, concurrency, engines, devices, plan (if any), recipe |
 | step | a step begins | version (of the weights), carried (tokens of what was deferred), parked (ids, if any are) |
 | admit | a group is planned | group, prompt, size, keep, budget, predicted, source, text (the prompt's begin), anyway |
 | start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
