@@ -175,7 +175,7 @@ class FlowConfig(Strict):
     backend: Literal["local", "ray"] = "local"  # processes of this machine, or a Ray cluster
     address: str | None = None  # of Ray: HOST:PORT; unset: the one that is running, or a new one
     devices: PositiveInt | None = None  # unset: all that there are
-    learner_devices: PositiveInt = 1  # how many of them the learner has; engines have one each
+    learner_devices: PositiveInt = 1  # how many of them the learner has, a rank on each; engines have one each
     lease_s: PositiveFloat = 10.0  # a device's owner that has not been heard of for so long loses it
     # After each update the learner's state is kept outside of its process: one that dies costs nothing.
     recover: bool = True

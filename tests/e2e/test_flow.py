@@ -10,6 +10,7 @@ from tests.e2e.conftest import SMALL, untail
 from tests.e2e.test_train import timeless
 from tests.helpers.flowing import SMALL as FLOWING
 from tests.helpers.flowing import Outcome, check_books, engine_is_there, small, someone_runs, train
+from untail.engine.models.load import load_model
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
 
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores: a device each")
@@ -85,6 +86,29 @@ def test_a_learner_killed_between_steps_and_in_one_is_replaced_and_the_losses_ar
     assert outcome.losses == in_one_process.losses
     assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 1]
     check_books(outcome)
+
+
+@TWO_CORES
+def test_a_learner_of_two_ranks_survives_the_loss_of_either(tmp_path):
+    async def interfere(roles, step):
+        if step == 2:
+            await asyncio.to_thread(roles.learner[0].kill)
+        if step == 3:
+            learn = roles._learn
+
+            async def learn_and_die(batch):
+                work = asyncio.ensure_future(learn(batch))
+                await asyncio.sleep(0.01)
+                await asyncio.to_thread(roles.learner[1].kill)
+                return await work
+
+            roles._learn = learn_and_die
+
+    flow = {"flow__mode": "collocated", "flow__devices": 2, "flow__learner_devices": 2}
+    outcome = train(small(**flow), tmp_path / "run", interfere)
+    assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 1]
+    check_books(outcome)
+    load_model(str(tmp_path / "run" / "model"), "cpu")
 
 
 @TWO_CORES

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from torch.distributed import ProcessGroup
+
 from untail.config import Recipe
 from untail.draft import build as drafting
 from untail.draft.speculation import Speculator
@@ -25,5 +27,7 @@ def build_engine(recipe: Recipe, model: LoadedModel) -> tuple[Engine, Speculator
     return Engine(model.decoder, config, decode, speculator), speculator
 
 
-def build_trainer(recipe: Recipe, decoder: Decoder, hear: Hear | None = None) -> Trainer:
-    return Trainer(decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens, hear)
+def build_trainer(
+    recipe: Recipe, decoder: Decoder, hear: Hear | None = None, group: ProcessGroup | None = None
+) -> Trainer:
+    return Trainer(decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens, hear, group)

@@ -25,7 +25,7 @@ from untail.flow.auto import Auto
 from untail.flow.channel import Channel
 from untail.flow.cluster import Cluster
 from untail.flow.engine_worker import EngineWorker, FarSeat, Published
-from untail.flow.failures import WorkerLost
+from untail.flow.failures import WorkerFailed, WorkerLost
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.placement import lead_of, place, refuse_what_cannot_be, staleness_of
 from untail.flow.role_base import Roles, Tables
@@ -35,6 +35,7 @@ from untail.rollout import memory
 from untail.types import Batch, Event, Group, Prompt, Trajectory
 
 MOST_LOSSES = 3  # of the learner in one update
+LOOKS, LOOK_S = 50, 0.1  # at whether a rank is gone
 
 
 class WorkerRoles(Roles):
@@ -53,7 +54,9 @@ class WorkerRoles(Roles):
         self.placement = place(recipe.flow, cluster.devices) if auto is None else auto.place(cluster.devices)
         self._refuse(recipe)
         super().__init__(recipe, model, rewards, prompts, partials)
-        self.learner = cluster.group(LearnerWorker, recipe, devices=[self.placement.learner], name="learner")
+        ranks = [[device] for device in self.placement.learner]
+        self.learner = cluster.group(LearnerWorker, recipe, devices=ranks, name="learner")
+        self._meet()
         self.version = 0  # of the weights that the engines have
         self._weights = asyncio.Lock()  # one at a time brings weights to engines
         self._turns = Turns(cluster, self._capacity())
@@ -236,7 +239,7 @@ class WorkerRoles(Roles):
     async def update(self, batch: Batch) -> dict[str, float]:
         if self._ahead is None:
             await self._pause()  # nothing runs, but time must stand still where it is ours
-        if not self.learner[0].is_alive:  # between two steps
+        if self._lacks_a_rank:  # it died between two steps
             self._learners_lost = 1
             await self._replace_learner(batch.version)
         async with self._learners_turn():
@@ -254,8 +257,10 @@ class WorkerRoles(Roles):
         figures: dict[str, float] | None = None
         while figures is None:
             try:
-                figures = await self.learner[0].update(batch)
-            except WorkerLost:
+                figures = (await self.learner.update(batch))[0]
+            except (WorkerLost, WorkerFailed) as error:
+                if not isinstance(error, WorkerLost) and not await self._comes_to_lack_a_rank():
+                    raise
                 self._learners_lost += 1
                 if not self.recipe.flow.recover or self._learners_lost > MOST_LOSSES:
                     raise
@@ -264,23 +269,41 @@ class WorkerRoles(Roles):
         return figures | ({"learners_lost": lost} if lost else {})
 
     async def _replace_learner(self, version: int) -> dict[str, float] | None:
-        """The figures of the next update, if that was made already."""
-        await asyncio.to_thread(self.learner[0].revive)
-        figures: dict[str, float] | None = await self.learner[0].recover(version)
-        return figures
+        """All ranks: those that are left wait for the one that is not. The figures of the next update, if that was made
+        already."""
+        await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.learner))
+        await asyncio.to_thread(self._meet)
+        figures: list[dict[str, float] | None] = await self.learner.recover(version)
+        return figures[0]
+
+    def _meet(self) -> None:
+        if len(self.learner) > 1:
+            self.learner.meet(self.learner[0].free_address().wait()).wait()
+
+    @property
+    def _lacks_a_rank(self) -> bool:
+        return not all(worker.is_alive for worker in self.learner)
+
+    async def _comes_to_lack_a_rank(self) -> bool:
+        """Whoever was talking to a rank that died may know of it before we do."""
+        for _ in range(LOOKS if len(self.learner) > 1 else 0):
+            if self._lacks_a_rank:
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
 
     async def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, numbers = await self.learner[0].state_dict()
+        tensors, numbers = (await self.learner.state_dict())[0]
         return tensors, {"trainer": numbers}
 
     async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        await self.learner[0].load_state_dict(tensors, state["trainer"], step)
+        await self.learner.load_state_dict(tensors, state["trainer"], step)
         if step:
             await self._engines_come()
             await self._bring_weights(step)
 
     async def write_model(self, folder: Path) -> None:
-        await self.learner[0].export(folder)
+        await self.learner.export(folder)
 
     async def close(self) -> None:
         try:

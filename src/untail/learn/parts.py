@@ -16,3 +16,14 @@ def part_of(tensor: Tensor) -> Tensor:
     """What of it this rank holds: the very tensor, not a copy."""
     local = getattr(tensor, "to_local", None)
     return tensor if local is None else local()
+
+
+def spread_like(own: Tensor, whole: Tensor) -> Tensor:
+    """This rank's part of a tensor that every rank has whole, where `own` is spread; else the tensor itself."""
+    if getattr(own, "full_tensor", None) is None or getattr(whole, "full_tensor", None) is not None:
+        return whole
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(own, DTensor)
+    here = whole.to(own.device, own.dtype)
+    return distribute_tensor(here, own.device_mesh, own.placements, src_data_rank=None)
