@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from untail.backends.base import EngineLost, Load
 from untail.backends.seat import Order, Seat, Turn
@@ -21,6 +22,7 @@ from untail.engine.models.load import load_model
 from untail.engine.runner import Runner
 from untail.engine.weights import Source
 from untail.flow.build import build_engine
+from untail.flow.exchange import Exchange
 from untail.flow.failures import WorkerLost
 from untail.flow.link import Link
 from untail.flow.peer import portable
@@ -53,11 +55,18 @@ class WorkerSeat(Seat):
     def __init__(self, link: Link, *about: object):
         super().__init__(*about)  # type: ignore[arg-type]
         self._link = link
+        self.received: tuple[int, dict[str, Tensor]] | None = None  # over the exchange, and not used yet
 
     def load_weights(self, turn: Turn, source: Source | Published, version: int) -> None:
         if isinstance(source, Published):
-            source = fetch(self._link, POLICY, version)[1].tensors
+            source = self._published(version)
         super().load_weights(turn, source, version)
+
+    def _published(self, version: int) -> Source:
+        received, self.received = self.received, None
+        if received is not None and received[0] == version:
+            return received[1]
+        return fetch(self._link, POLICY, version)[1].tensors
 
 
 class EngineWorker(Worker):
@@ -91,6 +100,13 @@ class EngineWorker(Worker):
 
     def idle(self) -> None:
         self.seat.idle()
+
+    def join_exchange(self, address: str, rank: int, world: int) -> None:
+        self._exchange = Exchange(address, rank, world)
+
+    def receive_weights(self) -> None:
+        """What the learner sends now; `load_weights` uses it."""
+        self.seat.received = self._exchange.receive()
 
     def capacity(self) -> float:
         """Bytes that its device holds; of a machine without GPUs, each core has its share."""

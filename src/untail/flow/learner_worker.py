@@ -21,6 +21,7 @@ from untail.engine.models.load import load_model
 from untail.errors import UserError, WeightsError
 from untail.flow.build import build_trainer
 from untail.flow.engine_worker import POLICY
+from untail.flow.exchange import Exchange
 from untail.flow.weights import Tensors, fetch, publish
 from untail.flow.worker import Worker
 from untail.learn.parts import spread_like, whole_of
@@ -42,6 +43,13 @@ class LearnerWorker(Worker):
         backend = "nccl" if self.model.decoder.embed.is_cuda else "gloo"
         dist.init_process_group(backend, init_method=f"tcp://{address}", rank=self.rank, world_size=self.world)
         self.trainer = build_trainer(self.recipe, self.model.decoder, group=dist.group.WORLD)
+
+    def join_exchange(self, address: str, rank: int, world: int) -> None:
+        self._exchange = Exchange(address, rank, world)
+
+    def send_weights(self, version: int) -> None:
+        """What was published as this version, to all members of the exchange. Rank 0 alone."""
+        self._exchange.send(version, fetch(self._link, POLICY, version)[1].tensors)
 
     def footprint(self) -> float:
         """Weights, gradients and two moments; activations come and go."""

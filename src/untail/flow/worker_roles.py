@@ -19,13 +19,14 @@ from untail.backends.native import SeatedBackend
 from untail.backends.step_clock import StepClock
 from untail.config import Recipe, RolloutConfig
 from untail.engine.models.load import LoadedModel
-from untail.errors import ConfigError, UserError
+from untail.errors import ConfigError, UserError, WeightsError
 from untail.flow.ahead import Ahead
 from untail.flow.auto import Auto
 from untail.flow.channel import Channel
 from untail.flow.cluster import Cluster
 from untail.flow.engine_worker import EngineWorker, FarSeat, Published
-from untail.flow.failures import WorkerFailed, WorkerLost
+from untail.flow.failures import FlowError, WorkerFailed, WorkerLost
+from untail.flow.handle import Handle
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.placement import lead_of, place, refuse_what_cannot_be, staleness_of
 from untail.flow.role_base import Roles, Tables
@@ -62,6 +63,7 @@ class WorkerRoles(Roles):
         self._turns = Turns(cluster, self._capacity())
         self._stay: AsyncExitStack | None = None  # of the engines that share devices, while they are there
         self._reviving: set[asyncio.Task[None]] = set()
+        self._exchanging: list[OneWorker] = []  # engines that are in the exchange of weights with the learner
         self._memories: dict[int, dict[str, Any]] = {}
         lead = lead_of(recipe) if self.placement.alone else 0  # where all take turns, nobody samples meanwhile
         self._ahead = Ahead(self.roll_out_from, self._rolled_out, lead, recipe.steps) if lead else None
@@ -119,6 +121,7 @@ class WorkerRoles(Roles):
 
     def _is_lost(self, number: int, why: str) -> None:
         self.controller.engine_is_lost(number, why)
+        self._exchanging = []
         task = asyncio.create_task(self._revive(number))
         self._reviving.add(task)
         task.add_done_callback(self._reviving.discard)
@@ -153,9 +156,27 @@ class WorkerRoles(Roles):
 
         async with self._weights:
             self.version = version
+            if self.recipe.flow.weights == "gloo":
+                await self._send(version)
             await asyncio.gather(*map(bring, self._seated))
         if self._ahead is not None:
             self._ahead.published(version)
+
+    async def _send(self, version: int) -> None:
+        """To all engines that are there; one that gets nothing finds it in the store."""
+        there = [worker for worker in self.workers if worker.is_alive]
+        try:
+            if not self._exchanging or [w.name for w in self._exchanging] != [w.name for w in there]:
+                await self._meet_engines(there)
+            await _all(self.learner[0].send_weights(version), *(worker.receive_weights() for worker in there))
+        except (FlowError, WeightsError):
+            self._exchanging = []
+
+    async def _meet_engines(self, there: list[OneWorker]) -> None:
+        address = await self.learner[0].free_address()
+        members = [self.learner[0], *there]
+        await _all(*(member.join_exchange(address, rank, len(members)) for rank, member in enumerate(members)))
+        self._exchanging = there
 
     # ---- taking turns -----------------------------------------------------------------------------------------
 
@@ -273,6 +294,7 @@ class WorkerRoles(Roles):
         already."""
         await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.learner))
         await asyncio.to_thread(self._meet)
+        self._exchanging = []
         figures: list[dict[str, float] | None] = await self.learner.recover(version)
         return figures[0]
 
@@ -310,3 +332,14 @@ class WorkerRoles(Roles):
             await super().close()
         finally:
             self.cluster.close()
+
+
+async def _all(*calls: Handle[Any]) -> None:
+    """Once none of them is under way any more; the first failure."""
+    for result in await asyncio.gather(*map(_done, calls), return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def _done(call: Handle[Any]) -> None:
+    await call

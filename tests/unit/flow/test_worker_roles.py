@@ -8,6 +8,9 @@ import pytest
 from tests.helpers.flowing import check_books, engine_is_there, small, someone_runs, train
 from tests.helpers.here_cluster import HereCluster
 
+from untail.errors import WeightsError
+from untail.flow.engine_worker import EngineWorker
+
 
 def run(folder, name=None, devices=2, interfere=None, **changes):
     recipe = small(name, flow__devices=devices, **changes)
@@ -23,6 +26,25 @@ def test_the_same_losses_in_turn_and_side_by_side(tmp_path):
     for mode, devices in (("collocated", 1), ("disaggregated", 2)):
         outcome = run(tmp_path, devices=devices, steps=2, deterministic=True, flow__mode=mode)
         assert outcome.losses == alone.losses
+
+
+def test_weights_may_go_over_torch_distributed_and_come_from_the_store_when_that_breaks(tmp_path):
+    real, sent, broken = EngineWorker.receive_weights, [], []
+
+    def receive(worker):
+        real(worker)
+        if len(sent) == 1:
+            broken.append(worker.seat.received[0])
+            worker.seat.received = None
+            raise WeightsError("the exchange of weights is broken")
+        sent.append(worker.seat.received[0])
+
+    alone = run(tmp_path, steps=3, deterministic=True)
+    flow = {"flow__mode": "disaggregated", "flow__weights": "gloo"}
+    with patch.object(EngineWorker, "receive_weights", receive):
+        outcome = run(tmp_path, steps=3, deterministic=True, **flow)
+    assert outcome.losses == alone.losses
+    assert (sent, broken) == ([1], [2, 3])
 
 
 def test_engines_and_a_learner_that_die_are_replaced(tmp_path):
