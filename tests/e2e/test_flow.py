@@ -130,6 +130,7 @@ def test_rollouts_run_ahead_within_the_bound(mode, schedule, tmp_path):
     assert max(stalest) >= 1, "nothing ran ahead"
 
 
+@pytest.mark.slow
 @TWO_CORES
 def test_members_move_between_engines_in_different_processes(tmp_path):
     changes = {"mechanisms__repack__every": 0.01, "mechanisms__repack__min_gain": 0, "mechanisms__defer": {}}
@@ -169,6 +170,7 @@ def test_without_a_profile_a_device_is_measured(tmp_path):
     check_books(outcome)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_another_mode(tmp_path):
     folder = tmp_path / "run"
     first = untail("train", "--steps=2", *SMALL, "--set=deterministic=true", "--out", folder, "--json")

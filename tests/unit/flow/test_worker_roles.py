@@ -74,4 +74,5 @@ def test_rollouts_run_ahead_within_the_bound(mode, schedule, tmp_path):
 
 def test_members_move_between_engines(tmp_path):
     changes = {"mechanisms__repack__every": 0.01, "mechanisms__repack__min_gain": 0, "mechanisms__defer": {}}
-    assert run(tmp_path, "grpo", flow__mode="collocated", **changes).all("move")
+    longer = {"steps": 5, "rollout__max_tokens": 160}  # a tail that a busy machine sees, too
+    assert run(tmp_path, "grpo", flow__mode="collocated", **changes, **longer).all("move")
