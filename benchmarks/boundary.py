@@ -1,4 +1,4 @@
-"""What one segment boundary costs: the figures in `BOUNDARY_S` of src/untail/backends/sim_engine.py.
+"""What one segment boundary costs: the figures in `BOUNDARY_S` of src/untail/backends/sim_device.py.
 
 A batch of sequences gets the same tokens once in one stride and once in short ones, in turn. What the second takes
 longer, divided by all its boundaries, is what a boundary costs: telling the caller, hearing back, taking the sequence

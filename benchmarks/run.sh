@@ -51,6 +51,8 @@ done
 $untail simulate --trace runs/first-segment.jsonl --recipes ulorl,es-grpo --set rollout.max_tokens=8192 --warmup 9 --json \
   | tail -1 > $data/sim-first-segment.json
 $untail simulate --recipes benchmarks/sim/no-repack.toml,benchmarks/sim/laminar.toml --json | tail -1 > $data/sim-laminar.json
+$untail simulate --devices 1024 --recipes grpo,es-grpo,untail --steps 1 --warmup 0 --json | tail -1 > $data/sim-scale.json
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/sim_vs_native.py | tail -1 > $data/sim-vs-native.json
 
 # Between segments: what pruning and forking do to groups without variance, and to the score at equal tokens. Responses
 # of the tiny model are short, so segments are, too. No rule is switched off by its audit, or there would be nothing to see.
@@ -73,6 +75,27 @@ for recipe in dygs dyg-seg; do  # everybody who is pruned runs on: would it have
     --out runs/pruned-$recipe
 done
 .venv/bin/python benchmarks/pruning.py $data/pruning.json runs/pruned-*
+
+# Drafting: strategies by batch size, where SmolLM2 is as sure as a policy in RL and where it is not at all; what the
+# history gives in the second epoch and siblings in the first; a drafter that goes on learning and one that does not.
+$untail bench draft --json | tail -1 > $data/draft.json
+$untail bench draft --temperature 1 --strategies "history 2,history 8,ngram 2,bandit" --json | tail -1 > $data/draft-hot.json
+.venv/bin/python benchmarks/suffix.py $data/suffix.json
+.venv/bin/python benchmarks/spot.py $data/spot.json
+rm -rf runs/draft-epochs runs/draft-warm runs/draft-frozen
+$untail compare rhymerl benchmarks/draft/ngram.toml --steps 32 --out runs/draft-epochs --json | tail -1 > $data/draft-epochs.json
+.venv/bin/python benchmarks/drafts.py $data/draft-epochs.curves.json runs/draft-epochs/*/
+$untail train benchmarks/draft/warm.toml --steps 4 --out runs/draft-warm
+$untail compare benchmarks/draft/frozen.toml benchmarks/draft/adaptive.toml --steps 32 --out runs/draft-frozen --json \
+  | tail -1 > $data/draft-frozen.json
+.venv/bin/python benchmarks/drafts.py $data/draft-frozen.curves.json runs/draft-frozen/*/
+
+# The tail with everything: three seeds, each in one comparison.
+for seed in 0 1 2; do
+  rm -rf runs/tail-seed$seed
+  $untail compare grpo es-grpo untail --steps 30 --set seed=$seed --out runs/tail-seed$seed --json \
+    | tail -1 > $data/tail-seed$seed.json
+done
 
 # A policy against simulators, in the three modes and as planned.
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/embodied.py $data/embodied.json 20

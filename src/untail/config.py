@@ -115,9 +115,10 @@ class LearnConfig(Strict):
     max_drift: Annotated[float, Field(gt=1)] = 3.0  # a minibatch whose tokens drifted further is dropped
     kl: NotNegative = 0.0  # weight of the KL to the start weights; 0 keeps no reference model
     updates: PositiveInt = 1  # optimizer steps per batch: the batch is cut into this many minibatches of whole groups
-    micro_batch_tokens: PositiveInt = 4096  # tokens of one forward and backward pass
+    # Tokens of one forward and backward pass; auto: 4096, and on a GPU as many as its memory was measured to hold.
+    micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
     logit_rows: PositiveInt = 512  # rows of [rows x vocab] that exist at once in the fused log-prob
-    recompute: bool = False  # activation checkpointing
+    recompute: bool | Literal["auto"] = "auto"  # activation checkpointing; auto: of a pass that would not fit otherwise
     critic: Annotated[CriticConfig | None, MayBeFalse] = None  # of an advantage that needs values
     # Needs a critic; unset: trajectories are trained when their group is whole.
     bridge: Annotated[BridgeConfig | None, MayBeFalse] = None
@@ -158,6 +159,31 @@ class ValidationConfig(Strict):
     temperature: Literal[0] | Temperature = 1.0  # 0 is greedy
 
 
+class FlowConfig(Strict):
+    """Where the roles run, and when."""
+
+    # local: all in this process, on one device. Else in processes of their own: collocated (engines and learner in turn
+    # on the same devices), disaggregated (side by side), hybrid (engines on all, the learner on some of them), auto (by
+    # a plan, and by another one when what the roles take has changed).
+    mode: Literal["local", "collocated", "disaggregated", "hybrid", "auto"] = "local"
+    profile: str | None = None  # auto: a file of `untail plan --save`; unset: one device is measured at the start
+    # sync: each batch is sampled from the newest weights. one-off: while the next one is sampled, an update runs.
+    # async: batches are sampled ahead of updates, as far as `staleness` allows.
+    schedule: Literal["sync", "one-off", "async"] = "sync"
+    # Versions between a token's sampling and its training that `async` allows; unset: rollout.max_staleness.
+    staleness: Annotated[int, Field(ge=0)] | None = None
+    backend: Literal["local", "ray"] = "local"  # processes of this machine, or a Ray cluster
+    address: str | None = None  # of Ray: HOST:PORT; unset: the one that is running, or a new one
+    devices: PositiveInt | None = None  # unset: all that there are
+    learner_devices: PositiveInt = 1  # how many of them the learner has, a rank on each; engines have one each
+    # How weights reach the engines: store (shared memory, or Ray's object store), gloo (torch.distributed; who misses
+    # them there finds them in the store).
+    weights: Literal["store", "gloo"] = "store"
+    lease_s: PositiveFloat = 10.0  # a device's owner that has not been heard of for so long loses it
+    # After each update the learner's state is kept outside of its process: one that dies costs nothing.
+    recover: bool = True
+
+
 class Recipe(Strict):
     """A whole run. Tables of tasks, environments and mechanisms are raw: their registries check them."""
 
@@ -181,6 +207,7 @@ class Recipe(Strict):
     engine: EngineConfig = EngineConfig()
     draft: DraftConfig = DraftConfig()
     learn: LearnConfig = LearnConfig()
+    flow: FlowConfig = FlowConfig()
 
 
 C = TypeVar("C", bound=BaseModel)

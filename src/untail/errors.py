@@ -42,5 +42,9 @@ class SequenceStateError(RequestError):
     """An operation on a sequence that is unknown, finished, or in another state than the operation needs."""
 
 
+class EngineMemoryError(UserError):
+    """The device cannot hold what was asked for."""
+
+
 class DataError(UserError):
     """A data set or a row of one that cannot be used."""

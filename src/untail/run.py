@@ -17,6 +17,7 @@ from untail.observe.events import JsonLines
 MAY_CHANGE = (
     "steps",
     "trackers",
+    "flow",
     "checkpoint_every",
     "keep_checkpoints",
     "reward",

@@ -16,7 +16,7 @@ import torch
 from untail import __version__
 from untail.errors import UserError
 from untail.flow.channel import Channel
-from untail.flow.roles import LocalRoles
+from untail.flow.role_base import Roles
 from untail.observe.events import SCHEMA, read_lines
 from untail.observe.interval import mean_interval
 from untail.observe.metrics import step_metrics
@@ -30,25 +30,32 @@ class Stopped(Exception):
     """Somebody asked the run to stop; everything up to the last whole step is saved."""
 
 
+class Moved(Exception):
+    """The roles are to move; everything up to the last whole step is saved, for others to go on from."""
+
+
 class Training:
     def __init__(
         self,
         run: Run,
-        roles: LocalRoles,
+        roles: Roles,
         held_out: list[Prompt],
         show: Callable[[dict[str, Any]], None],
         stop: asyncio.Event,
+        may_move: bool = False,
     ):
+        """`may_move`: whoever runs it makes other roles when `Moved` is raised."""
         self.run, self.recipe, self.roles = run, run.recipe, roles
         self.held_out = held_out
         self.show = show  # hears of every metrics row and every validation
         self.stop = stop
+        self.may_move = may_move
         self.progress = Progress()
         self.began = 0.0  # on the roles' clock, as if the run had never been interrupted
         self.sizes: dict[str, int] = {}  # of the run's files after the last whole step
 
     async def train(self) -> Progress:
-        """All steps that are left. Raises `Stopped` if it was asked to stop on the way."""
+        """All steps that are left. Raises `Stopped` if it was asked to stop on the way, or `Moved`."""
         await self.begin()
         while await self.one_step():
             pass
@@ -65,8 +72,10 @@ class Training:
             schema=SCHEMA,
             untail=__version__,
             threads=torch.get_num_threads(),
-            concurrency=recipe.engine.max_seqs,
-            engines=1,
+            concurrency=recipe.engine.max_seqs * self.roles.engines,
+            engines=self.roles.engines,
+            devices=self.roles.devices,
+            **({"plan": plan} if (plan := self.roles.plan) else {}),
             recipe=recipe.model_dump(mode="json"),
         )
         async with self._saved_if_stopped():
@@ -79,11 +88,14 @@ class Training:
         if step > recipe.steps:
             return False
         async with self._saved_if_stopped():
-            await self._step(step)
+            metrics = await self._step(step)
             self._step_is_whole(step)
             await self._validate_if_due()
-            if step == recipe.steps or step % recipe.checkpoint_every == 0:
+            moves = self.may_move and step < recipe.steps and self.roles.should_move(metrics, recipe.steps - step)
+            if moves or step == recipe.steps or step % recipe.checkpoint_every == 0:
                 await self._save()
+        if moves:
+            raise Moved
         return True
 
     async def end(self) -> Progress:
@@ -98,7 +110,7 @@ class Training:
             await self._save()
             raise
 
-    async def _step(self, step: int) -> None:
+    async def _step(self, step: int) -> dict[str, Any]:
         begin = self.run.events.size
         channel: Channel[Group | Event] = Channel()
         rollout = asyncio.create_task(self.roles.roll_out(step, channel))
@@ -110,10 +122,12 @@ class Training:
         figures = await self.roles.update(batch)
         self._log("update", step=step, **figures)
         self._log("done", step=step)
-        metrics = step_metrics(read_lines(self.run.events.path, begin), self.recipe.engine.max_seqs)
+        events, slots = read_lines(self.run.events.path, begin), self.recipe.engine.max_seqs * self.roles.engines
+        metrics = step_metrics(events, slots, self.roles.engines, self.roles.devices)
         self.progress.tokens += metrics["tokens"]
         self.run.metrics.write(metrics)
         self.show(metrics)
+        return metrics
 
     async def _collect(self, channel: Channel[Group | Event]) -> list[Group]:
         groups = []

@@ -110,8 +110,8 @@ class Forked:
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One unbroken stretch of a response, [begin, end) in response tokens, and why it ended: "stop", "length",
-    "boundary" (its stride was used up), "cut" (control ended it early), "turn" (an environment was asked), "reply" (an
-    environment wrote it), or what a watcher stopped it for."""
+    "boundary" (its stride was used up), "cut" (control ended it early), "lost" (its engine is gone), "turn" (an
+    environment was asked), "reply" (an environment wrote it), or what a watcher stopped it for."""
 
     begin: int
     end: int

@@ -6,9 +6,11 @@ from contextlib import aclosing
 import pytest
 from tests.helpers.models import random_decoder
 from tests.helpers.running import finish, join, spec
+from tests.helpers.torch_kernels import TorchKernels
 
 from untail.backends.native import NativeBackend
 from untail.config import EngineConfig
+from untail.engine import runner
 from untail.engine.engine import Engine, StepFailed
 from untail.engine.models.names import split_out
 from untail.errors import RequestError
@@ -18,8 +20,11 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 EVERYTHING_STOPS = SamplingParams(stop_ids=tuple(range(199)))
 
 
-@pytest.fixture(params=["free", "deterministic"])
-async def backend(request):
+@pytest.fixture(params=["free", "deterministic", "ahead"])
+async def backend(request, monkeypatch):
+    """Deterministic or not; ahead: sequences run ahead of the host, as they do on a GPU."""
+    if request.param == "ahead":
+        monkeypatch.setattr(runner, "kernels_for", TorchKernels)
     engine = Engine(random_decoder("llama"), EngineConfig(kv_blocks=512, max_seqs=64))
     backend = NativeBackend(engine, deterministic=request.param == "deterministic")
     yield backend

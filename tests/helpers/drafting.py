@@ -2,7 +2,7 @@
 
 import random
 
-from untail.draft.base import Drafter
+from untail.draft.base import Drafter, LearningDrafter
 from untail.draft.choose.base import OFF, Arm, Chooser, Scene
 from untail.draft.speculation import Speculator
 from untail.engine.draft import Ask, Draft
@@ -73,6 +73,12 @@ class Always(Chooser):
 
     def choose(self, scene: Scene) -> Arm:
         return self.arm
+
+
+def let_guess(drafter: Drafter) -> None:
+    """Also before it has learned anything. Pre: it is attached."""
+    if isinstance(drafter, LearningDrafter):
+        drafter.spot.publish()
 
 
 def switching(*drafters: Drafter) -> Speculator:

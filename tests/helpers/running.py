@@ -25,6 +25,19 @@ def join(into: Chunk, chunk: Chunk) -> None:
     into.end = chunk.end
 
 
+def extend_to(engine: Engine, length: int, by: int) -> dict[str, Chunk]:
+    """All sequences from boundary to boundary, `by` tokens at a time, until they have so many."""
+    results: dict[str, Chunk] = {}
+    for _ in range(length // by):
+        for name, chunk in finish(engine).items():
+            assert chunk.end == "boundary"
+            join(results.setdefault(name, Chunk()), chunk)
+        if len(results["0"].tokens) < length:
+            for name in results:
+                engine.extend(name, by)
+    return results
+
+
 def finish(engine: Engine, on_step: Callable[[int, dict[str, Chunk]], None] | None = None) -> dict[str, Chunk]:
     """Step until nothing is left to do; `on_step(number, so_far)` may interfere after each step."""
     results: dict[str, Chunk] = {}

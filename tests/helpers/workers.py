@@ -151,9 +151,9 @@ class Publisher(Worker):
     """Publishes tensors that are all of one number, which is their version."""
 
     def publish(self, version: int, size: int = 100_000) -> None:
-        from untail.flow.weights import publish
+        from untail.flow.weights import Tensors, publish
 
-        publish(self._link, "policy", version, whole(version, size))
+        publish(self._link, version, {"policy": Tensors(whole(version, size), {"version": version})})
 
     def publish_until_killed(self, first: int, size: int = 500_000) -> None:
         for version in range(first, first + 100_000):
@@ -165,8 +165,9 @@ class Publisher(Worker):
 
         seen = []
         for _ in range(rounds):
-            version, tensors = fetch(self._link, "policy")
-            for tensor in tensors.values():
+            version, found = fetch(self._link, "policy")
+            assert found.numbers == {"version": version}
+            for tensor in found.tensors.values():
                 assert (tensor == version).all(), "a reader saw a part of another version"
             seen.append(version)
         return seen

@@ -10,10 +10,10 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.helpers.drafting import Knowing, always, switching
+from tests.helpers.drafting import Knowing, always, let_guess, switching
 from tests.helpers.equality import assert_same, reference_logits
 from tests.helpers.models import random_decoder
-from tests.helpers.running import GREEDY, finish, join, spec
+from tests.helpers.running import GREEDY, extend_to, finish, join, spec
 from untail.config import EngineConfig
 from untail.draft.base import DRAFTERS, Drafter
 from untail.draft.build import build  # noqa: F401  (registers all drafters)
@@ -79,6 +79,7 @@ def make(name: str) -> Drafter:
 
 def start(decoder, sampling, drafter, past, budget=BUDGET, **config) -> Engine:
     engine = Engine(decoder, EngineConfig(**{"kv_blocks": 128, **config}), speculation=switching(drafter))
+    let_guess(drafter)
     for number, prompt in enumerate(PROMPTS):
         engine.add(spec(str(number), prompt, budget, stream=number, sampling=sampling, past=past[number], chunk=9))
     return engine
@@ -133,14 +134,7 @@ def test_few_slots_and_preemption(model, sampling, alone, past, drafter):
 
 def test_extend(model, sampling, alone, past, drafter):
     engine = start(model, sampling, drafter, past, budget=10)
-    results: dict[str, Chunk] = {}
-    for _ in range(BUDGET // 10):
-        for name, chunk in finish(engine).items():
-            assert chunk.end == "boundary"
-            join(results.setdefault(name, Chunk()), chunk)
-        if len(results["0"].tokens) < BUDGET:
-            for name in results:
-                engine.extend(name, 10)
+    results = extend_to(engine, BUDGET, by=10)
     assert_unchanged(model, sampling, alone, results, drafter.name)
     fresh = sum(map(len, PROMPTS)) + (BUDGET - 1) * len(PROMPTS)
     assert engine.counts.computed + engine.counts.prefix_hits == fresh, "something was computed twice"
@@ -185,6 +179,7 @@ def test_stop_tokens_end_a_sequence_in_the_middle_of_its_drafts(model, sampling,
     """Whatever was drafted behind the stop token is gone; the tokens up to it are the same."""
     stops = [response[31] for response in alone]
     engine = Engine(model, EngineConfig(kv_blocks=128), speculation=switching(drafter))
+    let_guess(drafter)
     for number, prompt in enumerate(PROMPTS):
         stopping = SamplingParams(temperature=sampling.temperature, stop_ids=(stops[number],))
         engine.add(spec(str(number), prompt, BUDGET, stream=number, sampling=stopping, past=past[number]))
@@ -215,6 +210,7 @@ def sample_many(decoder: Decoder, drafter: Drafter, count: int) -> Counter[tuple
     past = tuple(tuple(random.Random(i).choices(range(VOCAB), k=8)) for i in range(4))
     for first in range(0, count, 500):
         engine = Engine(decoder, EngineConfig(kv_blocks=1100, max_seqs=500), speculation=always(drafter, 2))
+        let_guess(drafter)
         for number in range(first, min(count, first + 500)):
             stream = random.Random(number).getrandbits(62)
             engine.add(spec(str(number), [1, 2, 3], 3, stream=stream, sampling=SAMPLED, past=past))

@@ -95,7 +95,7 @@ class Guesses:
             assert len(ask.sequence.blocks) * BLOCK >= len(ask.sequence.tokens) + ask.most
         return [Draft([self.random.randrange(0, 4) for _ in range(self.random.choice((0, 2, 30)))]) for _ in asks]
 
-    def verified(self, results, seconds, only_decoded):
+    def verified(self, results, seconds, mostly_decoded):
         for result in results:
             assert result.tokens == result.sequence.tokens[-len(result.tokens) :]
             assert 0 <= result.accepted <= result.drafted

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from tests.helpers.equality import assert_same
-from tests.helpers.running import GREEDY, finish, join, spec
+from tests.helpers.running import GREEDY, extend_to, finish, join, spec
 from untail.backends.native import NativeBackend
 from untail.config import EngineConfig
 from untail.engine.engine import Engine
@@ -84,14 +84,7 @@ def test_preemption_and_recompute(family_decoder, sampling, alone):
 
 def test_extend(family_decoder, sampling, alone):
     engine = start(family_decoder, sampling, budget=10)
-    results: dict[str, Chunk] = {}
-    for _ in range(BUDGET // 10):
-        for name, chunk in finish(engine).items():
-            assert chunk.end == "boundary"
-            join(results.setdefault(name, Chunk()), chunk)
-        if len(results["0"].tokens) < BUDGET:
-            for name in results:
-                engine.extend(name, 10)
+    results = extend_to(engine, BUDGET, by=10)
     assert_unchanged(family_decoder, sampling, alone, results, "extended")
     fresh = sum(map(len, PROMPTS)) + (BUDGET - 1) * len(PROMPTS)
     assert engine.counts.computed + engine.counts.prefix_hits == fresh, "an extension computed something again"

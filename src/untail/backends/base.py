@@ -16,6 +16,16 @@ PauseMode = Literal["keep", "wait", "abort"]
 """What happens to sequences in a slot: they stay as they are; they run to their end first; they are aborted."""
 
 
+class EngineLost(Exception):
+    """The engine behind a backend is gone, and with it what it had not told yet. Its sequences can go on elsewhere,
+    from what they have told. `engine` is its number, where it has one, and `life` how often it had been lost before."""
+
+    def __init__(self, why: str, engine: int | None = None, life: int = 0):
+        super().__init__(why)
+        self.engine = engine
+        self.life = life
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend can do. A recipe that asks for more is refused when it is loaded."""
@@ -38,6 +48,7 @@ class Load:
     sampled: int  # tokens sampled since the backend began
     recomputed: int  # tokens computed again because KV ran out
     preemptions: int  # sequences that lost their KV because it ran out
+    overrun: int = 0  # tokens drawn ahead for sequences that had been stopped meanwhile; sampled for nobody
     # By drafter, since the backend began: proposals, drafted, accepted, unverified, failures.
     drafts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 

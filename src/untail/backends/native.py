@@ -11,18 +11,18 @@ stands still while somebody is inside `clock.frozen()`, and while the backend is
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from untail.backends.base import Capabilities, Clock, Load, LoopClock, PauseMode
+from untail.backends.base import Capabilities, Clock, EngineLost, Load, LoopClock, PauseMode
 from untail.backends.seat import Item, Order, Seat, TakesTurns, Turn
 from untail.backends.step_clock import StepClock
 from untail.engine.engine import Engine
 from untail.engine.step_times import StepTimes
-from untail.engine.weights import Source
 from untail.errors import RequestError, SequenceStateError
 from untail.types import Chunk, Forked, SequenceSpec
 
@@ -79,6 +79,7 @@ class SeatedBackend:
         """`load` is how the engine stands now."""
         self._seat = seat
         self._load = load
+        self._before: Load | None = None  # of engines that sat here and are lost
         self._step_clock = clock
         if clock is not None:
             clock.on_change = self._stir
@@ -174,7 +175,7 @@ class SeatedBackend:
         self._paused = False
         self._arrived.set()
 
-    async def load_weights(self, source: Source, version: int) -> None:
+    async def load_weights(self, source: Any, version: int) -> None:
         await self._control(Order("load_weights", (source, version)))
 
     async def sleep(self, level: int) -> None:
@@ -189,11 +190,20 @@ class SeatedBackend:
 
     async def close(self) -> None:
         if self._broken is None:
-            await self.pause("abort")
+            with suppress(EngineLost):
+                await self.pause("abort")
             self._break(RuntimeError("the backend is closed"), [])
         if self._driver is not None:
             self._driver.cancel()
         self._seat.close()
+
+    def revive(self, load: Load) -> None:
+        """Another engine sits where one was lost; it has no sequences. What is counted goes on from where it was."""
+        assert isinstance(self._broken, EngineLost), "only an engine that is gone can be replaced"
+        self._before = self._load
+        self._load = _sum_of(self._before, load)
+        self._streams, self._controls, self._has_work, self._paused = {}, [], False, False
+        self._broken = self._driver = None
 
     async def _let_what_runs_end(self) -> None:
         try:
@@ -201,7 +211,7 @@ class SeatedBackend:
             await self._nothing_runs.wait()
         except asyncio.CancelledError:
             if self._broken is None:
-                self._submit(Control(Order("admit_new", (True,)), asyncio.get_running_loop().create_future()))
+                self._mention(Order("admit_new", (True,)))
             raise
 
     async def _control(
@@ -214,6 +224,12 @@ class SeatedBackend:
         control = Control(order, asyncio.get_running_loop().create_future(), landed, undo)
         self._submit(control)
         return await control.done
+
+    def _mention(self, order: Order) -> None:
+        """Nobody waits for what comes of it."""
+        done = asyncio.get_running_loop().create_future()
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._submit(Control(order, done))
 
     def _submit(self, control: Control) -> None:
         if self._broken is not None:
@@ -232,8 +248,7 @@ class SeatedBackend:
         """Abort a sequence whose owner went away, without waiting; it may have ended by itself meanwhile."""
         self._close(name, stream)
         if self._broken is None:
-            order = Order("forget", (name, stream.ticket))
-            self._submit(Control(order, asyncio.get_running_loop().create_future()))
+            self._mention(Order("forget", (name, stream.ticket)))
 
     def _close(self, name: str, stream: Stream) -> None:
         """The name may belong to a newer sequence by now."""
@@ -295,7 +310,7 @@ class SeatedBackend:
         self._has_work = turn.has_work
         (self._nothing_runs.clear if turn.in_flight else self._nothing_runs.set)()
         assert turn.load is not None
-        self._load = turn.load
+        self._load = _sum_of(self._before, turn.load) if self._before else turn.load
         for decoded, seconds in turn.steps:
             if decoded:
                 self._times.record(decoded, seconds)
@@ -330,6 +345,8 @@ class SeatedBackend:
             stream.queue.put_nowait(error)
 
     def _gone(self, why: Exception) -> Exception:
+        if isinstance(why, EngineLost):
+            return EngineLost(str(why))
         return RuntimeError(f"this backend takes no more work ({why}); make a new one")
 
 
@@ -341,3 +358,12 @@ class NativeBackend(SeatedBackend):
         clock = StepClock() if deterministic else None
         seat = Seat(engine, clock.latency if clock else None)
         super().__init__(HereSeat(seat), seat.load(), clock)
+
+
+def _sum_of(before: Load, now: Load) -> Load:
+    """The counts of both; the pool is that of the one that is here."""
+    names = before.drafts.keys() | now.drafts.keys()
+    drafts = {name: Counter(before.drafts.get(name, {})) + Counter(now.drafts.get(name, {})) for name in names}
+    counted = ("busy_s", "computed", "sampled", "recomputed", "preemptions", "overrun")
+    counts = {name: getattr(before, name) + getattr(now, name) for name in counted}
+    return replace(now, drafts=drafts, **counts)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from untail.backends.base import Load
@@ -35,7 +36,7 @@ class Turn:
 
     outcomes: list[tuple[Any, Exception | None]] = field(default_factory=list)
     items: list[tuple[str, Item]] = field(default_factory=list)
-    steps: list[tuple[int, float]] = field(default_factory=list)  # sequences if it only decoded, else 0; seconds
+    steps: list[tuple[int, float]] = field(default_factory=list)  # sequences if it only decoded, else 0; seconds a step
     has_work: bool = False
     in_flight: bool = False
     load: Load | None = None
@@ -64,7 +65,7 @@ class Seat:
         self._latency = latency
         self._busy_s = 0.0
         self._tickets: dict[str, int] = {}  # by name: a sequence may be followed by another of the same name
-        self._next_ticket = 1
+        self._numbers = count(time.time_ns())  # no other seat, here or in a process that is gone, has given them
 
     def turn(self, orders: list[Order], stepping: bool, is_over: Callable[[Turn], bool] = lambda turn: True) -> Turn:
         """Apply the orders; then step until `is_over`, if there is anything to compute."""
@@ -94,6 +95,7 @@ class Seat:
             sampled=counts.sampled,
             recomputed=counts.recomputed_after_eviction,
             preemptions=counts.preemptions,
+            overrun=counts.overrun,
             drafts=self.engine.speculation.figures() if self.engine.speculation else {},
         )
 
@@ -147,6 +149,7 @@ class Seat:
 
     def pause(self, turn: Turn, abort: bool) -> None:
         self.engine.admit_new(True)
+        self._bring(turn, self.engine.drain())  # who pauses may change the weights next
         if abort:
             self.abort(turn, self.engine.names())
 
@@ -162,23 +165,26 @@ class Seat:
     # -----------------------------------------------------------------------------------------------------------
 
     def _ticket(self, name: str) -> int:
-        self._tickets[name] = ticket = self._next_ticket
-        self._next_ticket += 1
+        self._tickets[name] = ticket = next(self._numbers)
         return ticket
 
     def _step(self, turn: Turn) -> None:
-        began, decoded = time.perf_counter(), 0
+        began, decoded, before = time.perf_counter(), 0, self.engine.counts.steps
         try:
             chunks = self.engine.step()
         except StepFailed as failure:
             turn.items += [(name, failure) for name in failure.sequences]
         else:
             decoded = self.engine.last_step.sequences if self.engine.last_step.decodes_only else 0
-            for name, chunk in chunks:
-                turn.items.append((name, chunk))
-                if not self.engine.is_alive(name):
-                    turn.items.append((name, None))
-                    self._tickets.pop(name, None)
+            self._bring(turn, chunks)
         seconds = self._latency or time.perf_counter() - began
         self._busy_s += seconds
-        turn.steps.append((decoded, seconds))
+        launched = max(1, self.engine.counts.steps - before)  # several, where the engine runs ahead
+        turn.steps.append((decoded, seconds / launched))
+
+    def _bring(self, turn: Turn, chunks: list[tuple[str, Chunk]]) -> None:
+        for name, chunk in chunks:
+            turn.items.append((name, chunk))
+            if not self.engine.is_alive(name):
+                turn.items.append((name, None))
+                self._tickets.pop(name, None)

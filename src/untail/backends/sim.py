@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 from untail.backends.base import Capabilities, Clock, Load, LoopClock, PauseMode
 from untail.backends.laws import Law
-from untail.backends.sim_engine import Sequence, SimConfig, SimEngine
+from untail.backends.sim_device import SimConfig
+from untail.backends.sim_engine import SimEngine
+from untail.backends.sim_sequence import Sequence
 from untail.errors import RequestError, SequenceStateError
 from untail.types import Chunk, Forked, SequenceSpec
 

@@ -6,135 +6,20 @@ the engine only counts steps. Control sees the whole steps that are over; a sequ
 gets no token of it, one that comes waits for its end. What is sampled is counted once, and is in exactly one chunk.
 """
 
-import asyncio
 import heapq
-import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from itertools import count as counting
-from typing import Annotated, Literal
-
-import numpy as np
-from pydantic import Field
 
 from untail.backends.laws import Law, sim_prompt, turn_stream
-from untail.config import NotNegative, PositiveFloat, PositiveInt, Strict
+from untail.backends.sim_device import BOUNDARY_S, SimConfig
+from untail.backends.sim_sequence import Place, Sequence
 from untail.errors import RequestError, SequenceStateError, WeightsError
-from untail.types import Chunk, End, Forked, SequenceSpec
+from untail.types import Forked, SequenceSpec
 
-STOP = 0  # every other token is the number of its place in a part of the vocabulary that is its stream's own: a
-# simulated response repeats nothing, neither of itself nor of its siblings
-PARTS, PART = 4093, 2**20
 ROUNDING = 1e-6  # of a step: a step is over when no more than this is missing
-# Seconds that one segment boundary costs. benchmarks/boundary.py measured them on a CPU with the tiny model, where host
-# overhead dominates.
-DEEPEST = 16  # drafts of a sequence in one step
-BOUNDARY_S = {"native": 0.000029, "vllm": 0.00096}
-
-
-class SimConfig(Strict):
-    """The device. The defaults are modelled on a 7B model in bf16 on an H200-like GPU; they are not a measurement."""
-
-    slots: PositiveInt = 256  # sequences that run at once; the others wait in order
-    step_ms_base: PositiveFloat = 5.0  # tau(b) = base + per_seq * b
-    step_ms_per_seq: NotNegative = 0.02
-    # (rows, milliseconds) that were measured: between them tau is linear, outside it is the nearest; they win over the
-    # line above.
-    step_points_ms: tuple[tuple[PositiveFloat, PositiveFloat], ...] = ()
-    prefill_tokens_per_s: PositiveFloat = 20000.0
-    kv_tokens: PositiveInt = 2_000_000  # what the KV pool holds (110 GB at 56 kB a token); siblings share nothing of it
-    kv_after_update: Literal["recompute", "keep"] = "recompute"
-    imitates: Literal["native", "vllm"] = "native"  # whose segment boundaries are paid for
-    acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of drafts; 0: nobody drafts
-
-    def step_seconds(self, batch: int) -> float:
-        """Of one token for each. With drafts, as many as pay (7.7): g drafts each make a step of (g + 1) x batch rows,
-        which gives each (1 - a^(g + 1)) / (1 - a) tokens."""
-        a = self.acceptance
-        deepest = DEEPEST if a else 0
-        return min(self._rows_s(batch * (g + 1)) * (1 - a) / (1 - a ** (g + 1)) for g in range(deepest + 1))
-
-    def _rows_s(self, rows: int) -> float:
-        if self.step_points_ms:
-            batches, times = zip(*sorted(self.step_points_ms), strict=True)
-            return float(np.interp(rows, batches, times)) / 1000
-        return (self.step_ms_base + self.step_ms_per_seq * rows) / 1000
-
-
-Place = OrderedDict[str, "Sequence"]
-
-
-class Sequence:
-    """One sequence. While it runs, its counts stand as of step `since`; the engine settles it when somebody looks."""
-
-    def __init__(self, spec: SequenceSpec, length: int, entropy: float):
-        self.id = spec.id
-        self.spec = spec
-        self.entropy = entropy
-        self.first = spec.stream % PARTS * PART
-        self.context = len(spec.tokens)  # all tokens there are
-        self.made = spec.done  # response tokens, an environment's replies included
-        self.end = max(spec.done + 1, spec.turn_begin + length)  # `made` when its turn is over
-        self.turn_over = False  # stopped, and held for the environment's reply
-        self.budget = spec.budget  # model tokens still allowed before the next boundary
-        self.computed = 0  # tokens that have KV
-        self.furthest = 0  # the most that ever had: what is below it is computed again, not anew
-        self.lost_to_update = False  # why it is computed again, if it is: new weights, or no room
-        self.mixed_kv = False
-        self.owed_s = 0.0  # what its boundary costs, paid when it gets a slot
-        self.since = 0
-        self.due = 0  # the step at which its chunk, its budget or its turn ends
-        self.place: Place = OrderedDict()
-        self.chunk: Chunk | None = None  # tokens that nobody has seen yet
-        self.chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()  # None closes the stream
-
-    @property
-    def to_go(self) -> int:
-        """Tokens until its chunk, its budget or its turn ends."""
-        unseen = len(self.chunk.tokens) if self.chunk is not None else 0
-        return min(self.spec.chunk - unseen, self.budget, self.end - self.made)
-
-    def take(self, count: int, version: int) -> None:
-        self.made += count
-        self.context += count
-        self.budget -= count
-        self.computed += count
-        self.furthest = self.computed
-        logprob = -self.entropy
-        new = Chunk(
-            tokens=list(range(self.first + self.made - count + 1, self.first + self.made + 1)),
-            policy_logprob=[logprob] * count,
-            behaviour_logprob=[logprob] * count,
-            entropy=[self.entropy] * count,
-            p_eos=[0.0] * count,
-            version=[version] * count,
-            mixed_kv=[self.mixed_kv] * count,
-            lossy=[False] * count,
-        )
-        if self.made == self.end:
-            new.tokens[-1], new.p_eos[-1] = STOP, math.exp(logprob)
-        if self.chunk is None:
-            self.chunk = new
-        else:
-            _join(self.chunk, new)
-
-    def emit(self, end: End | None) -> None:
-        chunk, self.chunk = self.chunk or Chunk(), None
-        chunk.end = end
-        self.chunks.put_nowait(chunk)
-
-
-def _join(into: Chunk, chunk: Chunk) -> None:
-    into.tokens += chunk.tokens
-    into.policy_logprob += chunk.policy_logprob
-    into.behaviour_logprob += chunk.behaviour_logprob
-    into.entropy += chunk.entropy
-    into.p_eos += chunk.p_eos
-    into.version += chunk.version
-    into.mixed_kv += chunk.mixed_kv
-    into.lossy += chunk.lossy
 
 
 class SimEngine:

@@ -24,22 +24,24 @@ from untail.tokenizer import Tokenizer
 from untail.types import SamplingParams, SequenceSpec
 
 GROUP = 8  # siblings of one prompt
-PAST = 4  # earlier responses to each prompt
+PAST = 8  # earlier responses to each prompt: those of a group in the epoch before
 QUESTIONS = (
     "A shop sells pens at 3 dollars each. How much do 14 pens cost? Think step by step.",
     "Tom has 25 apples and gives away 9, then buys 12 more. How many has he now? Think step by step.",
 )
 SLICES = 60  # of training of the adaptive drafter on the earlier responses of each batch size
 DRAFTERS: dict[str, Any] = {"history": {}, "adaptive": {"slices": SLICES}, "ngram": {}, "layer_skip": {}}
+ARMS = (("history", 2), ("history", 8), ("ngram", 2), ("ngram", 8), ("adaptive", 2), ("layer_skip", 2))
 STRATEGIES: dict[str, DraftConfig] = {
     "off": DraftConfig(),
     **{
-        f"{name} {depth}": DraftConfig(drafters={name: table}, choose={"name": "first", "depth": depth})
-        for name, table in DRAFTERS.items()
-        for depth in (2, 4, 8)
+        f"{name} {depth}": DraftConfig(drafters={name: DRAFTERS[name]}, choose={"name": "first", "depth": depth})
+        for name, depth in ARMS
     },
-    "bandit": DraftConfig(drafters=DRAFTERS, choose={"name": "bandit"}),
+    "bandit": DraftConfig(drafters=DRAFTERS, choose={"name": "bandit", "depths": (2, 8)}),
+    "formula": DraftConfig(drafters=DRAFTERS, choose={"name": "formula"}),
 }
+ENGINE = EngineConfig(kv_gib=0.25)  # there is one for each strategy
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _sampling(temperature: float) -> SamplingParams:
 def make_work(decoder: Decoder, prompts: list[tuple[int, ...]], batch: int, length: int, temperature: float) -> Work:
     """With earlier responses to the prompts that are used."""
     used = prompts[: -(-batch // GROUP)]
-    engine = Engine(decoder, EngineConfig())
+    engine = Engine(decoder, ENGINE)
     sampling = _sampling(temperature)
     for number, prompt in enumerate(used):
         for copy in range(PAST):
@@ -120,7 +122,7 @@ class Contender:
     def __init__(self, name: str, decoder: Decoder, config: DraftConfig):
         self.name = name
         self.speculator: Speculator | None = build(config, seed=0)
-        self.engine = Engine(decoder, EngineConfig(), speculation=self.speculator)
+        self.engine = Engine(decoder, ENGINE, speculation=self.speculator)
 
     def learn(self, work: Work) -> None:
         """What a run would have taught its drafters by now: the earlier responses."""
@@ -128,7 +130,7 @@ class Contender:
             drafter.before_update()
             for prompt, responses in work.past.items():
                 for response in responses:
-                    drafter.hear_pass(*_passed(self.engine.decoder, prompt, response))
+                    drafter.hear_pass(*passed_over(self.engine.decoder, prompt, response))
             drafter.after_update()
 
     def seconds(self, work: Work, first_stream: int) -> float:
@@ -161,7 +163,7 @@ class OnePassed:
 
 
 @torch.inference_mode()
-def _passed(decoder: Decoder, prompt: tuple[int, ...], response: tuple[int, ...]) -> tuple[OnePassed, Tensor]:
+def passed_over(decoder: Decoder, prompt: tuple[int, ...], response: tuple[int, ...]) -> tuple[OnePassed, Tensor]:
     ids_T = torch.tensor([*prompt, *response])
     positions_T = torch.arange(len(ids_T))
     hidden_TD = decoder(ids_T, positions_T, VarlenAttention([len(ids_T)]))

@@ -81,11 +81,14 @@ def bench_draft(
     batch: Annotated[str, typer.Option(help="Comma-separated: sequences at once.")] = "1,4,16",
     strategies: Annotated[str, typer.Option(help="Comma-separated: of those that are listed; all if empty.")] = "",
     length: Annotated[int, typer.Option(min=2, help="Tokens of a response.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0, help="What is sampled at; 0 is greedy.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, help="What is sampled at; 0 is greedy.")] = 0.3,
     runs: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tokens per second of each drafting strategy and batch size, on identical work."""
+    """Tokens per second of each drafting strategy and batch size, on identical work.
+
+    At temperature 0.3 SmolLM2 is about as sure of its tokens as a reasoning model in RL, and drafts from its history
+    are accepted about as often as RhymeRL publishes. At 1 its tokens have 2 nats of entropy: nobody can guess them."""
     from untail.bench.draft import Contender, chosen, compare, make_work, question_prompts, rows, sizes
     from untail.engine.models.load import load_model
 

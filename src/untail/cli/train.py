@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from untail.config import Recipe, load_recipe
 from untail.errors import UserError
 
 if TYPE_CHECKING:
-    from untail.flow.roles import LocalRoles
+    from untail.flow.role_base import Roles
     from untail.run import Run
     from untail.tasks.prepare import RunData
 
@@ -68,7 +69,7 @@ def _train(folder: Path, make_recipe: Callable[..., Recipe], resume: bool) -> di
         recipe = make_recipe()
         Run.refuse_if_taken(folder)
 
-        def begin(roles: "LocalRoles") -> Run:
+        def begin(roles: "Roles") -> Run:
             if note := roles.refuse_bad_history():
                 say(note)
             return Run.begin(folder, recipe)
@@ -79,31 +80,43 @@ def _train(folder: Path, make_recipe: Callable[..., Recipe], resume: bool) -> di
         sys.exit(130)
 
 
-async def _run(recipe: Recipe, begin: Callable[["LocalRoles"], "Run"]) -> dict[str, Any]:
+async def _run(recipe: Recipe, begin: Callable[["Roles"], "Run"]) -> dict[str, Any]:
     """Load everything first: what is wrong with it must not leave a run's folder behind."""
     from untail.engine.models.load import load_model
-    from untail.flow.roles import LocalRoles
+    from untail.flow.choose import make_roles
     from untail.observe.trackers import refuse_if_missing
     from untail.tasks.prepare import prepare
+    from untail.train import Moved
 
     refuse_if_missing(recipe)
     model = load_model(recipe.model, recipe.engine.device, recipe.engine.dtype)
     data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
     for note in data.notes:
         say(note)
-    roles = LocalRoles(recipe, model, data.rewards, data.prompts, data.partials)
+    roles = make_roles(recipe, model, data.rewards, data.prompts, data.partials)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_stop, stop)
-    run = begin(roles)
-    try:
-        return await _watched(run, roles, data, stop)
-    finally:
-        run.close()
-        await roles.close()
+    while True:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(roles.close)
+            run = begin(roles)
+            stack.callback(run.close)
+            try:
+                return await _watched(run, roles, data, stop)
+            except Moved:
+                say("what the roles take has changed: they move, and go on from the last step")
+        roles = make_roles(recipe, model, data.rewards, data.prompts, data.partials, roles.auto)
+        begin = _go_on_in(run.folder, recipe)
 
 
-async def _watched(run: "Run", roles: "LocalRoles", data: "RunData", stop: asyncio.Event) -> dict[str, Any]:
+def _go_on_in(folder: Path, recipe: Recipe) -> Callable[["Roles"], "Run"]:
+    from untail.run import Run
+
+    return lambda roles: Run.resume(folder, lambda own: recipe)
+
+
+async def _watched(run: "Run", roles: "Roles", data: "RunData", stop: asyncio.Event) -> dict[str, Any]:
     from untail.observe.display import Display
     from untail.observe.summary import summary
     from untail.observe.trackers import make_trackers
@@ -116,7 +129,7 @@ async def _watched(run: "Run", roles: "LocalRoles", data: "RunData", stop: async
             for listener in (display.show, *trackers):
                 listener(row)
 
-        progress = await Training(run, roles, data.held_out, show, stop).train()
+        progress = await Training(run, roles, data.held_out, show, stop, may_move=True).train()
     display.end(progress, run.folder)
     return summary(progress, run.folder)
 

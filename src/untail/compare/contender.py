@@ -8,7 +8,7 @@ from typing import Any
 from untail.config import Recipe
 from untail.engine.models.load import load_model
 from untail.errors import UserError
-from untail.flow.roles import LocalRoles
+from untail.flow.choose import make_roles
 from untail.observe.trackers import make_trackers
 from untail.resolve import resolved
 from untail.run import Run
@@ -27,7 +27,7 @@ class LocalContender:
         data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
         for text in data.notes:
             note(text)
-        self.roles = LocalRoles(recipe, model, data.rewards, data.prompts, data.partials)
+        self.roles = make_roles(recipe, model, data.rewards, data.prompts, data.partials)
         if ignored := self.roles.refuse_bad_history():
             note(ignored)
         self.held_out = data.held_out

@@ -16,7 +16,15 @@ from untail.observe.figures import to_score
 Row = dict[str, Any]
 MEANS = (
     *("wall_s", "rollout_s", "tokens", "trajectories", "ett", "etr", "throughput", "slot_bubble", "tail_share"),
-    *("device_bubble", "makespan_p50", "makespan_p95", "makespan_max", "bad_generation", "preemption"),
+    *(
+        "tail_utilisation",
+        "device_bubble",
+        "makespan_p50",
+        "makespan_p95",
+        "makespan_max",
+        "bad_generation",
+        "preemption",
+    ),
     *("mean_len", "entropy", "pass1", "zero_variance", "forks", "turns", "tool_wait_s", "staleness"),
     *("peak_mem", "phases"),
 )

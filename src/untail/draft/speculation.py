@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from untail.draft.base import Drafter, LearningDrafter
 from untail.draft.budget import Acceptance, spread
-from untail.draft.choose.base import OFF, Chooser, Scene
+from untail.draft.choose.base import OFF, Chooser, Outcome, Scene
 from untail.engine.draft import NONE, Ask, Draft, Verified
 from untail.engine.sequence import Sequence
+from untail.errors import UserError
 
 if TYPE_CHECKING:
     from untail.engine.runner import Runner
@@ -49,14 +50,24 @@ class Speculator:
         self.counts = {name: DraftCounts() for name in drafters}
         self.wants_hidden = any(drafter.wants_hidden for drafter in drafters.values())
         self.learning = [drafter for drafter in drafters.values() if isinstance(drafter, LearningDrafter)]
+        self.goes_unverified = any(drafter.is_lossy(drafter.config) for drafter in drafters.values())
         self.wants_past = any(drafter.wants_past for drafter in drafters.values())
         self._acceptance = Acceptance()
         self._step = _Step(Scene(0, 0, None))
+        self._remembered = chooser.state()
 
     def attach(self, runner: "Runner", slots: int) -> None:
         self._slots = slots
-        for drafter in self.drafters.values():
-            drafter.attach(runner)
+        for name, drafter in self.drafters.items():
+            try:
+                drafter.attach(runner)
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(
+                    f"draft.drafters.{name} could not begin ({error!r}); mend it, or leave it out with "
+                    f"--set draft.drafters.{name}=false"
+                ) from error
 
     def begin(self, sequence: Sequence) -> None:
         self._acceptance.begin(sequence.id)
@@ -95,7 +106,7 @@ class Speculator:
         self._step.draft_s = time.perf_counter() - began
         return drafts
 
-    def verified(self, results: list[Verified], seconds: float, only_decoded: bool) -> None:
+    def verified(self, results: list[Verified], seconds: float, mostly_decoded: bool, steps: int = 1) -> None:
         step = self._step
         for result in results:
             own = step.arm.drafter if result.sequence.id in step.drafted else None
@@ -104,11 +115,14 @@ class Speculator:
             for name in self.drafters:
                 told = (result.drafted, result.accepted) if name == own else (0, 0)
                 self._tell(name, "hear", result.sequence, result.tokens, *told)
-        if only_decoded and results and step.scene.batch:
+        if mostly_decoded and results and step.scene.batch:
             emitted, drafted, accepted = (
                 sum(column) for column in zip(*((len(r.tokens), r.drafted, r.accepted) for r in results), strict=True)
             )
-            self.chooser.heard(step.scene, step.arm, emitted, drafted, accepted, step.draft_s, seconds)
+            drafted_for = sum(result.drafted > 0 for result in results)
+            # A chooser thinks in steps.
+            outcome = Outcome(emitted / steps, drafted_for, drafted, accepted, step.draft_s, seconds / steps)
+            self.chooser.heard(step.scene, step.arm, outcome)
 
     def unverified(self, sequence: Sequence) -> Draft | None:
         for name, drafter in self.drafters.items():
@@ -127,10 +141,15 @@ class Speculator:
     def figures(self) -> dict[str, dict[str, int]]:
         return {name: dict(vars(counts)) for name, counts in self.counts.items()}
 
+    def remember(self) -> None:
+        """What is saved next is what the chooser knows now. Pre: the engine computes nothing."""
+        self._remembered = self.chooser.state()
+
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a checkpoint keeps: the tensors of drafters that learn, and what everybody knows beside them."""
+        """What a checkpoint keeps: the tensors of drafters that learn, and what everybody knows beside them. Whether
+        or not the engine runs meanwhile."""
         tensors: dict[str, Any] = {}
-        numbers: dict[str, Any] = {"chooser": self.chooser.state()}
+        numbers: dict[str, Any] = {"chooser": self._remembered}
         for drafter in self.learning:
             own, numbers[drafter.name] = drafter.state_dict()
             tensors |= {f"draft.{drafter.name}.{name}": tensor for name, tensor in own.items()}
@@ -148,7 +167,10 @@ class Speculator:
         """All at once; if that fails, one by one, so that only those go without whose draft it is that fails."""
         drafter = self.drafters[name]
         try:
-            return drafter.propose(asks)
+            drafts = list(drafter.propose(asks))
+            if len(drafts) != len(asks) or not all(isinstance(draft, Draft) for draft in drafts):
+                raise TypeError(f"{name} gave no draft for each ask")
+            return drafts
         except Exception:
             if len(asks) == 1:
                 self.counts[name].failures += 1

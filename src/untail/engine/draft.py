@@ -44,6 +44,7 @@ class Speculation(Protocol):
     """Pre: every call comes from the engine's thread, and no call raises: a drafter's fault stays with it."""
 
     wants_hidden: bool  # the runner keeps the last layer's hidden state of every token it computes
+    goes_unverified: bool  # somebody may give a token without the target
 
     def attach(self, runner: "Runner", slots: int) -> None:
         """Before anything else: what model drafters compute with, and how many sequences may run at once."""
@@ -66,8 +67,9 @@ class Speculation(Protocol):
         """One for each, none longer than asked for. Pre: a subset of the last `depths`, in the same order."""
         ...
 
-    def verified(self, results: list[Verified], seconds: float, only_decoded: bool) -> None:
-        """What became of it. `only_decoded`: nothing was filled in, so that the seconds are those of the drafts."""
+    def verified(self, results: list[Verified], seconds: float, mostly_decoded: bool, steps: int = 1) -> None:
+        """What became of it. `mostly_decoded`: so little was filled in that the seconds tell of the drafts.
+        Several steps: those of a launch, in which nobody drafted."""
         ...
 
     def unverified(self, sequence: Sequence) -> Draft | None:

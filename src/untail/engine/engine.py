@@ -6,25 +6,30 @@ thread; backends/native.py makes it asynchronous.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count as counting
 
+import torch
+
 from untail.config import EngineConfig
 from untail.engine import weights
-from untail.engine.blocks import BLOCK, BlockPool, blocks_for
+from untail.engine.blocks import BlockPool, blocks_for
 from untail.engine.draft import Ask, Speculation, Verified
+from untail.engine.integrity import check_blocks, check_places
 from untail.engine.models.decoder import Decoder
+from untail.engine.notice import say_once
 from untail.engine.prefix import PrefixCache
+from untail.engine.run_ahead import STEPS, RunAhead, Taken
 from untail.engine.runner import Result, Runner
-from untail.engine.scheduler import Counts, Plan, Scheduler, StepSize, Work
+from untail.engine.scheduler import Counts, Plan, Scheduler, StepSize
 from untail.engine.sequence import Sequence, State
+from untail.engine.stops import Decode, StopStrings
 from untail.engine.validate import Limits, check_stream, check_temperature, refuse_if_too_large
-from untail.errors import RequestError, SequenceStateError
+from untail.errors import EngineMemoryError, RequestError, SequenceStateError
 from untail.types import Chunk, End, Forked, SequenceSpec
 
-Decode = Callable[[list[int]], str]
+SMALLER = 0.75  # of the KV pool, after the device ran out of memory
 
 
 class StepFailed(Exception):
@@ -49,7 +54,7 @@ class Engine:
         if context > decoder.shape.context:
             raise RequestError(f"engine.context = {context}, but the model's own limit is {decoder.shape.context}")
         blocks = config.kv_blocks or int(config.kv_gib * 2**30) // Runner.block_bytes(decoder)
-        refuse_if_too_large(blocks * Runner.block_bytes(decoder), decoder.embed.device)
+        refuse_if_too_large(blocks, Runner.block_bytes(decoder), decoder.embed.device)
         if blocks < 1:
             raise RequestError(
                 f"engine.kv_gib = {config.kv_gib} does not hold one KV block of {Runner.block_bytes(decoder)} bytes; "
@@ -64,11 +69,15 @@ class Engine:
         self.scheduler = Scheduler(self.pool, self.prefix, config.max_seqs, config.max_batch_tokens)
         self.runner = Runner(decoder, blocks, keeps_hidden=speculation is not None and speculation.wants_hidden)
         self.last_step = StepSize(0, 0)
-        self._decode = decode
+        self._stops = StopStrings(decode)
         self.speculation = speculation
         if speculation is not None:
             speculation.attach(self.runner, config.max_seqs)
+        # Who goes on without the target does so between two of its steps.
+        runs_ahead = self.runner.kernels is not None and not (speculation and speculation.goes_unverified)
+        self.ahead = RunAhead(self.runner, self.scheduler, context) if runs_ahead else None
         self._sequences: dict[str, Sequence] = {}
+        self._due: list[tuple[str, Chunk]] = []  # chunks that nobody has fetched yet
         self._forks = counting(1)
 
     @property
@@ -77,9 +86,9 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """There is something to compute now."""
+        """There is something to compute or to hand out now."""
         scheduler = self.scheduler
-        return bool(scheduler.running or scheduler.returning or (scheduler.new and scheduler.admits_new))
+        return bool(self._due or scheduler.running or scheduler.returning or (scheduler.new and scheduler.admits_new))
 
     @property
     def in_flight(self) -> bool:
@@ -101,40 +110,28 @@ class Engine:
             raise RequestError(f"sequence {spec.id!r} exists already; ids must be unique while a sequence lives")
         self.limits.check_spec(spec)
         sequence = Sequence(spec)
-        sequence.turn_begin = self._begin_of_turn(sequence)
+        sequence.turn_begin = self._stops.begin_of_turn(sequence)
         self._sequences[spec.id] = sequence
         self.scheduler.add(sequence)
         if self.speculation is not None:
             self.speculation.begin(sequence)
 
     def step(self) -> list[tuple[str, Chunk]]:
-        """Compute one batch; the chunks that are full, and the last chunk of every sequence that came to an end."""
-        began = time.perf_counter()
-        lone = self._lone()
-        if lone is not None and (chunks := self._go_unverified(lone)) is not None:
-            return chunks
-        plan = self.scheduler.plan(self._depths())
-        if not plan.work:
-            self.last_step = plan.size
-            return []
-        try:
-            self.runner.copy(plan.copies)
-            self._draft(plan)
-            self.last_step = plan.size
-            result = self.runner.run(plan)
-        except Exception as error:
-            raise self._fail(plan.work, error) from error
-        for work in plan.work:
-            work.sequence.computed += work.size
-        self.counts.steps += 1
-        delivered, ends, verified = self._deliver(result)
-        if self.speculation is not None:
-            only_decoded = all(work.size == 1 for work in plan.work)
-            self.speculation.verified(verified, time.perf_counter() - began, only_decoded)
-        for sequence, end in ends:
-            self._close(sequence, end)
-            delivered.append((sequence.id, sequence.emit()))
-        return delivered
+        """Compute one batch, or read a launch while the next one runs; the chunks that are full, and the last chunk of
+        every sequence that came to an end."""
+        while True:
+            try:
+                self._step()
+            except torch.OutOfMemoryError as error:
+                self._make_room(error)
+                self.wake()
+            else:
+                return self._fetch_due()
+
+    def drain(self) -> list[tuple[str, Chunk]]:
+        """Wait for what runs ahead of the host, and take it: afterwards nothing reads weights or writes KV."""
+        self._take_in(leave=0)
+        return self._fetch_due()
 
     def extend(self, name: str, budget: int) -> None:
         """A sequence at its boundary goes on, resident as it is."""
@@ -209,6 +206,7 @@ class Engine:
         return sequence.emit()
 
     def load_weights(self, source: weights.Source, version: int) -> None:
+        self._take_in(leave=0)
         weights.update(self.decoder, source, self.version, version)
         self.version = self.prefix.version = version
         if self.config.kv_after_update == "recompute":
@@ -219,40 +217,149 @@ class Engine:
 
     def sleep(self) -> None:
         """Give the KV pool's memory back; sequences stay and are computed again after `wake`."""
+        self._take_in(leave=0)
         self.scheduler.evict_all(for_update=False)
         self.prefix.clear()
+        if self.ahead is not None:
+            self.ahead.free()
         self.runner.free()
 
     def wake(self) -> None:
-        if self.runner.kv is None:
-            self.runner.allocate()
+        while self.runner.kv is None:
+            try:
+                self.runner.allocate()
+            except torch.OutOfMemoryError as error:
+                self._make_room(error)
 
     def check_integrity(self) -> None:
         """Every block and every sequence is where it should be; raises AssertionError if not."""
-        entries = Counter(block for sequence in self._sequences.values() for block in sequence.blocks)
-        for block in range(self.pool.total):
-            assert self.pool.references[block] == entries[block], f"block {block}: references differ from table entries"
-            assert self.pool.is_free(block) == (entries[block] == 0), f"block {block}: free and held at once"
-        scheduler = self.scheduler
-        places = [*scheduler.running, *scheduler.returning, *scheduler.new, *scheduler.resting.values()]
-        assert sorted(s.id for s in places) == sorted(self._sequences), "a sequence is in no place or in two"
-        assert all(s.state is State.RUNNING for s in scheduler.running)
-        assert all(s.state is State.WAITING for s in [*scheduler.returning, *scheduler.new])
-        assert all(s.state is State.BOUNDARY for s in scheduler.resting.values())
-        assert len(scheduler.running) <= scheduler.max_seqs
-        for sequence in places:
-            assert sequence.computed < len(sequence.tokens) <= self.limits.context
-            assert blocks_for(sequence.computed) <= len(sequence.blocks) <= blocks_for(len(sequence.tokens))
-            assert len(sequence.path) * BLOCK <= sequence.computed
+        check_blocks(self.pool, self._sequences.values())
+        check_places(self.scheduler, self._sequences, self.limits.context, 2 * STEPS if self.ahead else 0)
 
-    def _depths(self) -> dict[str, int] | None:
-        """How many drafts each sequence may carry in the next step, within its budget and the context."""
+    def _step(self) -> None:
+        began = time.perf_counter()
+        self.last_step = StepSize(0, 0)
+        lone = self._lone()
+        if lone is not None and self._go_unverified(lone):
+            return
+        depths = self._depths()
+        runs_elsewhere = self._come_back() if any(depths.values()) else self._run_ahead()
+        was_read, before = self.last_step.sequences > 0, replace(self.counts)
+        plan = self.scheduler.plan(self._with_room(depths), runs_elsewhere)
+        try:
+            self.runner.copy(plan.copies)
+            if not plan.work:
+                return
+            self._draft(plan)
+            result = self.runner.run(plan)
+        except torch.OutOfMemoryError:
+            self._take_back(plan, before)
+            raise
+        except Exception as error:
+            raise self._fail([work.sequence for work in plan.work], error) from error
+        self.last_step = StepSize(*map(sum, zip(self.last_step, plan.size, strict=True)))
+        for work in plan.work:
+            work.sequence.computed += work.size
+        self.counts.steps += 1
+        ends, verified = self._deliver(result)
+        if self.speculation is not None:
+            mostly_decoded = not was_read and sum(work.size - 1 for work in plan.work) <= len(plan.work)
+            self.speculation.verified(verified, time.perf_counter() - began, mostly_decoded)
+        for sequence, end in ends:
+            self._end(sequence, end)
+
+    def _run_ahead(self) -> Callable[[Sequence], bool]:
+        """The next launch goes out, then the one before it comes in. Whose tokens are not to be planned."""
+        ahead = self.ahead
+        if ahead is None:
+            return lambda _: False
+        if ahead.is_loose():
+            self._come_back()
+        launches = ahead.under_way
+        has_room = ahead.launch(self.version)
+        self._take_in(leave=1 if ahead.under_way > launches else 0)
+        # Without room, a planned step may take blocks from those in slots.
+        return ahead.decodes if has_room else self._come_back()
+
+    def _come_back(self) -> Callable[[Sequence], bool]:
+        """Nothing runs ahead: all tokens are to be planned."""
+        if self.ahead is not None:
+            self._take_in(leave=0, is_steady=False)
+            self.ahead.forget_rows()
+        return lambda _: False
+
+    def _take_in(self, leave: int, is_steady: bool = True) -> None:
+        """Read launches until so many are left. `is_steady`: nobody was about to draft."""
+        while self.ahead is not None and self.ahead.under_way > leave:
+            riders = self.ahead.riders()
+            try:
+                read = self.ahead.read()
+            except Exception as error:
+                raise self._fail(riders, error) from error
+            self.last_step = StepSize(read.rows, read.rows)
+            self.counts.steps += read.steps
+            ends = [(taken.sequence, self._receive(taken, read.version)) for taken in read.taken]
+            if self.speculation is not None:
+                verified = [Verified(sequence, 0, 0, tokens) for sequence, tokens, _ in read.taken]
+                self.speculation.verified(verified, read.seconds, is_steady, read.steps)
+            for sequence, end in ends:
+                if end is not None:
+                    self._end(sequence, end)
+
+    def _receive(self, taken: Taken, version: int) -> End | None:
+        """Tokens that were drawn ahead, chunk by chunk. Only the last of them can be an end."""
+        sequence, begin = taken.sequence, 0
+        end: End | None = None
+        while begin < len(taken.tokens) and end is None:
+            part = slice(begin, begin + sequence.spec.chunk - len(sequence.chunk.tokens))
+            sequence.take_all(taken.tokens[part], [column[part] for column in taken.figures], version)
+            begin = part.stop
+            end = self._end_of(sequence)
+            if end is None and len(sequence.chunk.tokens) >= sequence.spec.chunk:
+                self._due.append((sequence.id, sequence.emit()))
+        self.scheduler.settle_ahead(sequence, len(taken.tokens))
+        return end
+
+    def _fetch_due(self) -> list[tuple[str, Chunk]]:
+        due, self._due = self._due, []
+        return due
+
+    def _take_back(self, plan: Plan, before: Counts) -> None:
+        """A step that did not happen: nothing it would have written is found, nothing of it is counted."""
+        self.scheduler.counts = before
+        self.prefix.clear()
+        for work in plan.work:
+            work.sequence.furthest = work.sequence.computed
+
+    def _make_room(self, error: Exception) -> None:
+        """Out of memory: a smaller KV pool, when `wake` makes it. What was in the old one is computed again."""
+        blocks = int(self.pool.total * SMALLER)
+        longest = max((min(len(s.tokens) + s.budget, self.limits.context) for s in self._sequences.values()), default=1)
+        if blocks < blocks_for(longest):
+            size = self.pool.total * Runner.block_bytes(self.decoder) / 2**30
+            raise EngineMemoryError(
+                f"out of memory beside a KV pool of {size:.3g} GiB, which is no larger than a sequence of {longest} "
+                "tokens needs; lower its budget or engine.max_batch_tokens, or use a smaller model"
+            ) from error
+        self.sleep()
+        say_once(
+            f"out of memory beside a KV pool of {self.pool.total} blocks: going on with {blocks}; lower engine.kv_gib "
+            "to start like that"
+        )
+        self.pool = self.scheduler.pool = BlockPool(blocks, self.prefix.forget)
+        self.limits.blocks = self.runner.blocks = blocks
+
+    def _depths(self) -> dict[str, int]:
+        """How many drafts each sequence should carry in the next step."""
         if self.speculation is None:
-            return None
+            return {}
         ready = [s for s in self.scheduler.running if s.wanted == 1]
-        depths = self.speculation.depths(ready)
+        return {s.id: depth for s, depth in zip(ready, self.speculation.depths(ready), strict=True)}
+
+    def _with_room(self, depths: dict[str, int]) -> dict[str, int]:
+        """Within each sequence's budget and the context."""
         room = lambda s: min(s.budget, self.limits.context - len(s.tokens)) - 1  # one more token is always drawn
-        return {s.id: min(depth, room(s)) for s, depth in zip(ready, depths, strict=True)}
+        return {s.id: min(depths[s.id], room(s)) for s in self.scheduler.running if s.id in depths}
 
     def _lone(self) -> Sequence | None:
         """The only sequence in the engine that has anything to do, if it decodes and somebody might go on without the
@@ -263,23 +370,24 @@ class Engine:
         sequence = scheduler.running[0]
         return sequence if len(sequence.tokens) - max(sequence.computed, sequence.shallow) == 1 else None
 
-    def _go_unverified(self, sequence: Sequence) -> list[tuple[str, Chunk]] | None:
-        """Its next token without the target, which computes what it missed if it ever has to go on; None: not so."""
+    def _go_unverified(self, sequence: Sequence) -> bool:
+        """Its next token without the target, which computes what it missed if it ever has to go on; False: not so."""
         assert self.speculation is not None
         if not self.scheduler.make_room(sequence):
-            return None
+            return False
         draft = self.speculation.unverified(sequence)
         if draft is None or draft.figures is None:
-            return None
+            return False
         sequence.take(draft.tokens[0], draft.figures[0], self.version, lossy=True)
         self.last_step = StepSize(1, 1)
         self.counts.steps += 1
         self.counts.sampled += 1
         end = self._end_of(sequence)
         if end is not None:
-            self._close(sequence, end)
-        is_due = end is not None or len(sequence.chunk.tokens) >= sequence.spec.chunk
-        return [(sequence.id, sequence.emit())] if is_due else []
+            self._end(sequence, end)
+        elif len(sequence.chunk.tokens) >= sequence.spec.chunk:
+            self._due.append((sequence.id, sequence.emit()))
+        return True
 
     def _draft(self, plan: Plan) -> None:
         works = [work for work in plan.work if work.lookahead > 0]
@@ -299,9 +407,8 @@ class Engine:
                 return draft[: place + 1]
         return draft
 
-    def _deliver(self, result: Result) -> tuple[list[tuple[str, Chunk]], list[tuple[Sequence, End]], list[Verified]]:
-        """Every sequence takes what it drew: the chunks that are full, who came to an end, what became of drafts."""
-        delivered: list[tuple[str, Chunk]] = []
+    def _deliver(self, result: Result) -> tuple[list[tuple[Sequence, End]], list[Verified]]:
+        """Every sequence takes what it drew, and full chunks are due: who came to an end, what became of drafts."""
         ends: list[tuple[Sequence, End]] = []
         verified: list[Verified] = []
         for sequence, drafts, rows in result.drawn:
@@ -316,39 +423,24 @@ class Engine:
                     ends.append((sequence, end))
                     break
                 if len(sequence.chunk.tokens) >= sequence.spec.chunk:
-                    delivered.append((sequence.id, sequence.emit()))
+                    self._due.append((sequence.id, sequence.emit()))
             taken = sequence.tokens[before:]
             accepted = sum(map(int.__eq__, taken, drafts))
             self.scheduler.settle(sequence, len(taken), len(drafts), accepted)
             verified.append(Verified(sequence, len(drafts), accepted, taken))
-        return delivered, ends, verified
+        return ends, verified
 
     def _end_of(self, sequence: Sequence) -> End | None:
         sampling = sequence.spec.sampling
-        if sequence.tokens[-1] in sampling.stop_ids or self._has_stop_string(sequence, sequence.turn_begin):
+        if sequence.tokens[-1] in sampling.stop_ids or self._stops.have_ended(sequence):
             return "stop"
         if len(sequence.tokens) == self.limits.context:
             return "length"
         return "boundary" if sequence.budget == 0 else None
 
-    def _has_stop_string(self, sequence: Sequence, begin: int) -> bool:
-        """At its end, in what comes after `begin`."""
-        strings = sequence.spec.sampling.stop_strings
-        if not strings:
-            return False
-        assert self._decode is not None
-        text = self._decode(sequence.tokens[max(begin, len(sequence.tokens) - _window(strings)) :])
-        return any(string in text for string in strings)
-
-    def _begin_of_turn(self, sequence: Sequence) -> int:
-        """A stop string among the tokens already done has ended an earlier turn: the present one begins after it."""
-        strings = sequence.spec.sampling.stop_strings
-        if not strings:
-            return sequence.prompt_length
-        begin = max(sequence.prompt_length, len(sequence.tokens) - _window(strings))  # nobody looks further back
-        while self._has_stop_string(sequence, begin):
-            begin += 1
-        return begin
+    def _end(self, sequence: Sequence, end: End) -> None:
+        self._close(sequence, end)
+        self._due.append((sequence.id, sequence.emit()))
 
     def _close(self, sequence: Sequence, end: End) -> None:
         sequence.chunk.end = end
@@ -379,12 +471,12 @@ class Engine:
             self.scheduler.resume(child)
         return name
 
-    def _fail(self, work: list[Work], error: Exception) -> "StepFailed":
+    def _fail(self, sequences: list[Sequence], error: Exception) -> "StepFailed":
         """A step raised: its sequences end, and nothing that it may have half-written is found again."""
         self.prefix.clear()
-        for one in work:
-            self._drop(one.sequence)
-        return StepFailed([one.sequence.id for one in work], error)
+        for sequence in sequences:
+            self._drop(sequence)
+        return StepFailed([sequence.id for sequence in sequences], error)
 
     def _drop(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -406,8 +498,3 @@ class Engine:
                 f"cannot {verb} sequence {name!r}: it is {sequence.state.value}, not at a boundary"
             )
         return sequence
-
-
-def _window(strings: tuple[str, ...]) -> int:
-    """A token is at least one byte and a character at most four, so this many tokens hold the longest string."""
-    return 4 * max(map(len, strings)) + 4

@@ -13,10 +13,12 @@ from torch import Tensor
 from untail.engine.attention.base import Attention
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch, packing_order
 from untail.engine.blocks import BLOCK
+from untail.engine.device_kernels import kernels_for
 from untail.engine.models.decoder import Decoder
 from untail.engine.sampler import Sampled, sample
 from untail.engine.scheduler import Plan, Work
 from untail.engine.sequence import Sequence
+from untail.engine.verify import VerifyGraphs
 
 
 class Piece(NamedTuple):
@@ -58,8 +60,10 @@ class Runner:
         self.decoder = decoder
         self.blocks = blocks
         self.keeps_hidden = keeps_hidden
+        self.kernels = kernels_for(decoder)
         self.kv: Tensor | None = None
         self.hidden: Tensor | None = None
+        self.verifier: VerifyGraphs | None = None
         self.allocate()
 
     @staticmethod
@@ -74,9 +78,13 @@ class Runner:
         self.scratch = make_scratch(self.kv)
         if self.keeps_hidden:
             self.hidden = torch.zeros(self.blocks, BLOCK, shape.hidden, dtype=embed.dtype, device=embed.device)
+        if self.kernels is not None:
+            self.verifier = VerifyGraphs(self.kernels, self.kv, self.hidden, shape.context)
 
     def free(self) -> None:
-        self.kv = self.hidden = None
+        self.kv = self.hidden = self.verifier = None
+        if self.decoder.embed.is_cuda:
+            torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def copy(self, copies: list[tuple[int, int]]) -> None:
@@ -90,6 +98,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> Result:
         assert self.kv is not None, "the engine sleeps; wake it first"
+        if self.verifier is not None and self.verifier.takes(plan.work):
+            return self._verify(plan.work, self.verifier)
         layout = self.lay_out([_piece(work) for work in plan.work])
         hidden_TD = self.decoder(layout.ids_T, layout.positions_T, self.attend(layout, self.kv))
         if self.hidden is not None:
@@ -101,9 +111,19 @@ class Runner:
         sequences, drafts = [one.sequence for one in drawn], [one.drafts for one in drawn]
         return Result(drawn, sample(self.decoder.logits(hidden_RD), sequences, drafts), hidden_RD)
 
+    def _verify(self, work: list[Work], verifier: VerifyGraphs) -> Result:
+        """Nothing is filled in, and graphs are wide enough for every draft."""
+        drawn: list[Drawn] = []
+        for one in work:
+            begin = drawn[-1].rows.stop if drawn else 0
+            drawn.append(Drawn(one.sequence, one.drafts, range(begin, begin + 1 + len(one.drafts))))
+        return Result(drawn, verifier.run(work), self.decoder.embed[:0])
+
     def attend(self, layout: Layout, kv: Tensor) -> Attention:
         """Over keys and values of the same blocks, those of the decoder or a drafter's own."""
         shape = self.decoder.shape
+        if self.kernels is not None:
+            return self.kernels.attention(kv, layout.slots_T, layout.spans)
         return PagedSdpa(kv, self.scratch, layout.slots_T, layout.spans, shape.heads // shape.kv_heads)
 
     def lay_out(self, pieces: list[Piece]) -> Layout:

@@ -7,7 +7,7 @@ reserved for a worst case.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -62,6 +62,7 @@ class Counts:
     sampled: int = 0
     drafted: int = 0  # verified drafts; those accepted are computed tokens like any other
     accepted: int = 0
+    overrun: int = 0  # drawn by a launch after its sequence had left its slot; never anybody's
     preemptions: int = 0
     steps: int = 0
 
@@ -95,6 +96,7 @@ class Scheduler:
     def rest(self, sequence: Sequence) -> None:
         """It leaves its slot and keeps its blocks for as long as nobody needs them."""
         self._leave(sequence)
+        self.trim(sequence)
         self.add_resting(sequence)
 
     def add_resting(self, sequence: Sequence) -> None:
@@ -115,18 +117,23 @@ class Scheduler:
             self.returning.appendleft(sequence)
         self.running.clear()
 
-    def plan(self, depths: Mapping[str, int] | None = None) -> Plan:
-        """`depths`: how many drafts a sequence may carry that has caught up."""
+    def plan(
+        self, depths: Mapping[str, int] | None = None, is_elsewhere: Callable[[Sequence], bool] = lambda _: False
+    ) -> Plan:
+        """`depths`: how many drafts a sequence may carry that has caught up. What `is_elsewhere` gets its slot and no
+        work: somebody else computes it."""
         plan = Plan()
-        room = self._plan_known(plan)
+        room = self._plan_known(plan, is_elsewhere)
         if depths:
             self._look_ahead(plan, depths, room)
         return plan
 
-    def _plan_known(self, plan: Plan) -> int:
+    def _plan_known(self, plan: Plan, is_elsewhere: Callable[[Sequence], bool]) -> int:
         """Tokens that are there to compute; the room that is left for others."""
         room = self.max_batch_tokens
         for sequence in list(self.running):
+            if is_elsewhere(sequence):
+                continue
             count = min(sequence.wanted, room)
             # A sequence planned earlier in this step may have taken its blocks: then it is not running any more.
             if count and sequence.state is State.RUNNING and self._reserve(sequence, count, plan):
@@ -134,15 +141,15 @@ class Scheduler:
                 room -= count
         for queue in (self.returning, self.new) if self.admits_new else (self.returning,):
             while queue and room and len(self.running) < self.max_seqs:
-                count = self._admit(queue[0], room, plan)
-                if count == 0:
+                planned = self._admit(queue[0], room, plan, is_elsewhere)
+                if planned is None:
                     return room
                 queue.popleft()
-                room -= count
+                room -= planned
         return room
 
-    def _admit(self, sequence: Sequence, room: int, plan: Plan) -> int:
-        """Give it a slot if its next tokens find blocks without taking any from a slot; the tokens planned, or 0."""
+    def _admit(self, sequence: Sequence, room: int, plan: Plan, is_elsewhere: Callable[[Sequence], bool]) -> int | None:
+        """Give it a slot if its next tokens find blocks without taking any from a slot; the tokens planned, or None."""
         fresh = not sequence.blocks
         if fresh:
             self._match_prefix(sequence)
@@ -150,11 +157,32 @@ class Scheduler:
         if not self._reserve(sequence, count, plan, from_slots=False):
             if fresh:
                 self._release(sequence)
-            return 0
+            return None
         sequence.state = State.RUNNING
+        sequence.stay += 1
         self.running.append(sequence)
+        if is_elsewhere(sequence):
+            self._count(sequence, 0)
+            return 0
         self._commit(sequence, count, plan)
         return count
+
+    def shares(self, sequence: Sequence, place: int) -> bool:
+        """Others hold the block at that place of its table too."""
+        return place < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[place])
+
+    def reserve_ahead(self, wanted: list[tuple[Sequence, int]], plan: Plan) -> bool:
+        """Blocks for the next tokens of sequences in slots, taken from nobody in a slot; False if there are too few."""
+        return all(self._reserve(sequence, count, plan, from_slots=False) for sequence, count in wanted)
+
+    def settle_ahead(self, sequence: Sequence, taken: int) -> None:
+        """It took so many tokens that were computed one after another, each but the last, and the one before them."""
+        sequence.computed = len(sequence.tokens) - 1
+        sequence.furthest = max(sequence.furthest, sequence.computed)
+        self.counts.sampled += taken
+        self.counts.computed += taken
+        if not sequence.mixed_kv:
+            self.prefix.insert(sequence.path, sequence.tokens, sequence.blocks, sequence.computed // BLOCK)
 
     def settle(self, sequence: Sequence, taken: int, drafted: int, accepted: int) -> None:
         """It took so many tokens, whose keys and values are computed, except for the last one's. Room for other drafts
@@ -221,14 +249,11 @@ class Scheduler:
         """Blocks for its next `count` tokens, its own where it writes; False if they cannot be had in this step."""
         first, wanted = sequence.computed // BLOCK, blocks_for(sequence.computed + count)
 
-        def must_copy() -> bool:
-            return first < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[first])
-
         # Asked anew each time: an eviction may free the block and leave it to this sequence alone.
-        while self.pool.free < wanted - len(sequence.blocks) + must_copy():
+        while self.pool.free < wanted - len(sequence.blocks) + self.shares(sequence, first):
             if not self._take_blocks(sequence, plan, from_slots):
                 return False
-        if must_copy():
+        if self.shares(sequence, first):
             copy = self.pool.allocate()
             plan.copies.append((sequence.blocks[first], copy))
             self.pool.release(sequence.blocks[first])

@@ -12,6 +12,7 @@ from untail.types import Chunk, SequenceSpec
 
 Figures = tuple[float, float, float, float]
 """Of one token: policy log-prob, behaviour log-prob, entropy, p(eos)."""
+STOPS = 8  # stop ids that a device can test by itself
 
 
 class State(Enum):
@@ -30,6 +31,7 @@ class Sequence:
         "computed",
         "furthest",
         "id",
+        "is_plain",
         "mixed_kv",
         "path",
         "prompt_length",
@@ -37,6 +39,7 @@ class Sequence:
         "spec",
         "stale",
         "state",
+        "stay",
         "tokens",
         "turn_begin",
         "turn_over",
@@ -48,6 +51,7 @@ class Sequence:
         self.tokens = list(spec.tokens)
         self.prompt_length = len(spec.tokens) - spec.done
         self.state = State.WAITING
+        self.stay = 0  # how often it was given a slot
         self.budget = spec.budget  # model tokens still allowed before the next boundary
         self.turn_begin = self.prompt_length  # where the model's present turn begins
         self.turn_over = False  # stopped, and held for the environment's reply
@@ -62,6 +66,10 @@ class Sequence:
         sampling = spec.sampling
         untruncated = sampling.top_p == 1.0 and sampling.top_k == 0 and sampling.min_p == 0.0
         self.behaves_as_policy = untruncated and sampling.temperature == sampling.policy_temperature
+        # A device can draw its tokens and see its end by itself.
+        self.is_plain = (
+            untruncated and not sampling.stop_strings and not spec.hidden and len(sampling.stop_ids) <= STOPS
+        )
 
     @property
     def has_begun(self) -> bool:
@@ -100,6 +108,19 @@ class Sequence:
         chunk.lossy.append(lossy)
         if hidden is not None:
             chunk.hidden_sum = hidden if chunk.hidden_sum is None else chunk.hidden_sum + hidden
+
+    def take_all(self, tokens: list[int], figures: list[list[float]], version: int) -> None:
+        """Several at once; `figures` column by column."""
+        chunk, count = self.chunk, len(tokens)
+        self.tokens += tokens
+        self.budget -= count
+        chunk.tokens += tokens
+        columns = (chunk.policy_logprob, chunk.behaviour_logprob, chunk.entropy, chunk.p_eos)
+        for column, values in zip(columns, figures, strict=True):
+            column += values
+        chunk.version += [version] * count
+        chunk.mixed_kv += [self.mixed_kv] * count
+        chunk.lossy += [False] * count
 
     def emit(self) -> Chunk:
         chunk, self.chunk = self.chunk, Chunk()

@@ -83,16 +83,17 @@ class Limits:
             refuse("stop_strings", sampling.stop_strings, "the engine was made without a tokenizer to find them")
 
 
-def refuse_if_too_large(pool_bytes: int, device: torch.device) -> None:
+def refuse_if_too_large(blocks: int, block_bytes: int, device: torch.device) -> None:
     """A pool that this machine cannot hold."""
     if device.type == "cuda":
-        memory = torch.cuda.mem_get_info(device)[0]
+        owner, memory = str(device), torch.cuda.mem_get_info(device)[0]
     else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if pool_bytes > memory:
+        owner, memory = "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if blocks * block_bytes > memory:
+        fits = memory // block_bytes
         raise RequestError(
-            f"the KV pool would take {pool_bytes / 2**30:.3g} GiB, but this machine has {memory / 2**30:.3g} GiB; "
-            "lower engine.kv_gib (or engine.kv_blocks)"
+            f"the KV pool would take {blocks * block_bytes / 2**30:.3g} GiB, but {owner} has {memory / 2**30:.3g} GiB, "
+            f"which would hold {fits} blocks or {fits * BLOCK} tokens; lower engine.kv_gib (or engine.kv_blocks)"
         )
 
 

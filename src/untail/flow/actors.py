@@ -102,8 +102,9 @@ class HubActor:
         def begin() -> "Future[Any]":
             nonlocal about
             if (kind, method) == ("record", "publish"):
-                name, version, record = about
-                about = name, version, replace(record, parcel=Kept(ray.put(record.parcel)))
+                version, records = about
+                keep = lambda record: replace(record, parcel=Kept(ray.put(record.parcel)))
+                about = version, {name: keep(record) for name, record in records.items()}
             self._asked[link, number] = self.hub.ask(owner, kind, method, about)
             return self._asked[link, number]
 

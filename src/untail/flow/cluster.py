@@ -11,6 +11,7 @@ without devices ([]) runs on whatever core is free.
 Invariant: the backend is the only difference. When the driver ends, in whichever way, all workers end.
 """
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
@@ -49,20 +50,23 @@ def connect(
     kind: Kind = "local", address: str | None = None, devices: int | None = None, lease_s: float = LEASE_S
 ) -> Iterator[Cluster]:
     """The cluster, closed in the end. `address` is Ray's; `devices`, how many are wanted (unset: all)."""
-    cluster = _make(kind, address, devices, lease_s)
+    cluster = make_cluster(kind, address, devices, lease_s)
     try:
         yield cluster
     finally:
         cluster.close()
 
 
-def _make(kind: Kind, address: str | None, devices: int | None, lease_s: float) -> Cluster:
+def make_cluster(kind: Kind, address: str | None, devices: int | None, lease_s: float) -> Cluster:
+    """The same, for who closes it himself."""
     if kind == "local":
         from untail.flow.local import LocalCluster
 
         if address is not None:
             raise UserError(f'flow.address = {address!r} is an address of Ray; set flow.backend = "ray", or drop it')
         return LocalCluster(devices, lease_s)
+    if importlib.util.find_spec("ray") is None:
+        raise UserError('flow.backend = "ray" needs Ray, which is not installed: pip install "untail[ray]"')
     from untail.flow.ray import RayCluster
 
     return RayCluster(address, devices, lease_s)

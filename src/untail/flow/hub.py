@@ -75,5 +75,5 @@ class Hub:
         ("lock", "release"): lambda hub, owner, lease: hub.locks.release(lease),
         ("lock", "owners"): lambda hub, owner: hub.locks.owners(),
         ("record", "publish"): lambda hub, owner, *about: hub.records.publish(*about),
-        ("record", "latest"): lambda hub, owner, *about: hub.records.latest(*about),
+        ("record", "find"): lambda hub, owner, *about: hub.records.find(*about),
     }

@@ -118,7 +118,6 @@ class _Processes:
             made = [self._spawn(self.places[rank]) for rank in ranks]
             all_of(made).result(START_S)
         except BaseException:
-            self._closing = True
             for rank in ranks:
                 self.kill(rank)
             raise
@@ -138,9 +137,10 @@ class _Processes:
         return self._ended(self._processes[rank], 0) is None
 
     def kill(self, rank: int) -> None:
-        if rank in self._processes:
-            self._processes[rank].kill()
-            self._ended(self._processes[rank], None)
+        process = self._processes.get(rank)  # by the time it has ended, another may have its place
+        if process is not None:
+            process.kill()
+            self._ended(process, LEAVE_S)
 
     def revive(self, rank: int) -> None:
         self.kill(rank)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from untail.flow.failures import FlowError
 from untail.flow.handle import failed, if_cancelled
@@ -62,7 +62,8 @@ class Peer:
         with self._lock:
             self._is_lost = True
             asked, self._asked = self._asked, {}
-        self._pipe.close()
+        with self._sending:  # else somebody could still be writing to its number when that is another pipe's
+            self._pipe.close()
         self._lost()
         for future, _ in asked.values():
             if future.set_running_or_notify_cancel():
@@ -109,10 +110,13 @@ def _resolve(future: "Future[Any]", undo: Undo | None, fine: bool, value: Any) -
         future.set_exception(value)
 
 
-def portable(error: BaseException) -> BaseException:
+E = TypeVar("E", bound=BaseException)
+
+
+def portable(error: E) -> E | FlowError:
     """Itself, if it survives the journey to another process; else one that says the same."""
+    said = FlowError(f"{type(error).__name__}: {error}")
     try:
-        again = pickle.loads(pickle.dumps(error))
-        return error if type(again) is type(error) else FlowError(repr(error))
+        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else said
     except Exception:
-        return FlowError(f"{type(error).__name__}: {error}")
+        return said

@@ -15,10 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-try:
-    import ray
-except ImportError:
-    raise ImportError('flow.backend = "ray" needs Ray, which is not installed: pip install "untail[ray]"') from None
+import ray
 from ray.exceptions import RayActorError
 from ray.util import remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

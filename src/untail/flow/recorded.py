@@ -30,7 +30,9 @@ def profile_of_run(folder: Path) -> Profile:
     if not steps:
         raise DataError(f"the run {folder} has no whole step; let it finish one")
     steps = steps[1:] or steps  # whatever is done for the first time is done in the first
-    rows = [step_metrics(step.events, run["concurrency"], run.get("engines", 1)) for step in steps]
+    engines = run.get("engines", 1)
+    devices = run.get("devices", engines)
+    rows = [step_metrics(step.events, run["concurrency"], engines, devices) for step in steps]
     lengths = [end["tokens"] for step in steps for end in step.all("end") if end["end"] in ("stop", "length")]
     if not lengths:
         raise DataError(f"no response of the run {folder} came to its own end; there are no lengths to plan with")

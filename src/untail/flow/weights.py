@@ -1,7 +1,7 @@
 """Tensors that one worker publishes and others fetch: weights on their way from the learner to the engines.
 
-    publish(link, "policy", 7, tensors)                    # in the learner
-    version, tensors = fetch(link, "policy")               # in an engine: the newest, whole
+    publish(link, 7, {"policy": Tensors(weights)})         # in the learner
+    version, found = fetch(link, "policy")                 # in an engine: the newest, whole
 
 Invariant: a version is there whole or not at all. The publisher writes it aside (shared memory here, Ray's object
 store across hosts), and tells the hub of it in one message with its checksum; who dies before that has published
@@ -10,7 +10,7 @@ published outlives its publisher.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,39 +23,50 @@ from untail.flow.link import Link
 TRIES = 5
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """What is published under one name; `numbers` is whatever goes with the tensors."""
+
+    tensors: Mapping[str, Tensor]
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the hub keeps of a version."""
+    """What the hub keeps of it."""
 
     parcel: Any
     checksum: str
+    numbers: dict[str, Any]
 
 
-def publish(link: Link, name: str, version: int, tensors: Mapping[str, Tensor]) -> None:
-    """Returns once everybody can fetch it."""
-    parcel = link.carrier.pack(dict(tensors))
+def publish(link: Link, version: int, named: Mapping[str, Tensors]) -> None:
+    """All names at once, or none. Returns once everybody can fetch them."""
+    pack, records = link.carrier.pack, {}
+    for name, one in named.items():
+        records[name] = Record(pack(dict(one.tensors)), checksum(one.tensors), one.numbers)
+    gone = list(records.values())  # if they are refused
     try:
-        gone = link.ask("record", "publish", name, version, Record(parcel, checksum(tensors))).result()
-    except WeightsError:
-        link.carrier.drop(parcel)
-        raise
-    for record in gone:
-        link.carrier.drop(record.parcel)
+        gone = link.ask("record", "publish", version, records).result()
+    finally:
+        for record in gone:
+            link.carrier.drop(record.parcel)
 
 
-def fetch(link: Link, name: str) -> tuple[int, dict[str, Tensor]]:
-    """The newest version. Raises if there is none, or if it is damaged."""
+def fetch(link: Link, name: str, version: int | None = None) -> tuple[int, Tensors]:
+    """The newest version, or this one. Raises if it is not there, or damaged."""
     for _ in range(TRIES):
-        found = link.ask("record", "latest", name).result()
+        found = link.ask("record", "find", name, version).result()
         if found is None:
-            raise WeightsError(f"nothing was published under {name!r} yet; publish before anybody fetches")
-        version, record = found
+            which = "any version" if version is None else f"version {version}"
+            raise WeightsError(f"{name!r} is not there in {which}: it was not published, or is no longer kept")
+        number, record = found
         try:
             tensors: dict[str, Tensor] = link.carrier.unpack(record.parcel, keep=True)
         except FileNotFoundError:  # two newer ones came meanwhile
             continue
-        refuse_damaged(name, version, tensors, record.checksum)
-        return version, tensors
+        refuse_damaged(name, number, tensors, record.checksum)
+        return number, Tensors(tensors, record.numbers)
     raise WeightsError(f"{name!r} is published faster than it can be read ({TRIES} tries); publish less often")
 
 

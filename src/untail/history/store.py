@@ -158,9 +158,9 @@ class History:
         self._shelf.load()
         self._rebuild()
 
-    def count(self) -> int:
-        """Of all records."""
-        return int(self._db.execute("SELECT count(*) FROM records").fetchone()[0])
+    def count(self, step: int) -> int:
+        """Of the records of all steps up to this one, and of what an earlier run handed over."""
+        return int(self._db.execute("SELECT count(*) FROM records WHERE step <= ?", (step,)).fetchone()[0])
 
     def commit(self) -> None:
         """On the disk, not only with the operating system: before a checkpoint counts on it."""

@@ -9,7 +9,8 @@ import json
 import os
 import re
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,17 +37,29 @@ class Checkpoint:
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], keep: int = 2) -> Path:
     """Write the checkpoint of `step`, then remove all but the newest `keep`."""
-    previous = latest(folder)
     final = folder / f"step-{step:06d}"
-    aside = folder / f".tmp-step-{step:06d}"
-    if final.exists():
-        return final
+    if not final.exists():
+        with written_aside(final, keep) as aside:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside / TENSORS)
+            write_state(aside, step, state)
+    return final
+
+
+def write_state(aside: Path, step: int, state: dict[str, Any]) -> None:
+    (aside / STATE).write_text(json.dumps({"step": step, "state": state}) + "\n")
+
+
+@contextmanager
+def written_aside(final: Path, keep: int) -> Iterator[Path]:
+    """A new folder to be filled, which becomes `final`; then all but the newest `keep` are removed."""
+    folder = final.parent
+    previous = latest(folder)
+    aside = folder / f".tmp-{final.name}"
     try:
         _remove_leftovers(folder)
         aside.mkdir(parents=True)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside / TENSORS)
-        (aside / STATE).write_text(json.dumps({"step": step, "state": state}) + "\n")
-        for path in (aside / TENSORS, aside / STATE, aside):
+        yield aside
+        for path in (*sorted(aside.rglob("*"), reverse=True), aside):
             _sync(path)
         os.rename(aside, final)
         _sync(folder)
@@ -56,7 +69,6 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
             raise CheckpointError(_why(error, final, previous)) from error
         raise
     _forget_old(folder, keep)
-    return final
 
 
 def latest(folder: Path) -> Path | None:
@@ -68,7 +80,7 @@ def load(path: Path) -> Checkpoint:
     try:
         return Checkpoint(step_of(path), load_file(path / TENSORS), read_state(path))
     except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_state(path: Path, *needed: str) -> dict[str, Any]:
@@ -77,14 +89,14 @@ def read_state(path: Path, *needed: str) -> dict[str, Any]:
         state = json.loads((path / STATE).read_text())["state"]
         return {**state, **{key: state[key] for key in needed}}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
+def unreadable(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint {path} cannot be read ({error}); remove that folder to resume from the one before it"
     )

@@ -15,6 +15,7 @@ finite counts as 0 and is counted, and a gradient that is not finite moves nothi
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 from untail.config import CriticConfig, LearnConfig
 from untail.engine.models.decoder import Decoder
 from untail.learn.bridge import Stretch
+from untail.learn.memory import Memory
 from untail.learn.optimizer import Optimizer
-from untail.learn.pack import MicroBatch, pack
+from untail.learn.pack import MicroBatch
 from untail.learn.policy import Policy
 from untail.learn.sample import Sample
 from untail.types import Trajectory
@@ -51,62 +53,105 @@ class Reading:
     value_N: dict[str, np.ndarray]
     not_finite: int
     micros: list[MicroBatch]
-    hidden: list[Tensor]  # of each micro-batch, where the trunk does not learn
+    hidden: dict[int, Tensor]  # of each micro-batch, by its `id`, where the trunk does not learn
 
 
 class Critic:
-    def __init__(self, decoder: Decoder, config: CriticConfig, learn: LearnConfig):
+    def __init__(self, decoder: Decoder, config: CriticConfig, learn: LearnConfig, memory: Memory):
         self.config = config
-        self._micro_batch_tokens = learn.micro_batch_tokens
+        self._memory = memory
         self._own_trunk = config.kind == "model"
         trunk = copy.deepcopy(decoder) if self._own_trunk else decoder
-        self._reader = Policy(trunk, 1.0, learn.logit_rows, learn.recompute)
+        self._reader = Policy(trunk, 1.0, learn.logit_rows)
         weight = decoder.output_weight
         self._dtype = torch.promote_types(weight.dtype, torch.float32)
         self.head = ValueHead(decoder.shape.hidden, weight.device, self._dtype)
+        memory.ranks.shard(self.head)
+        if self._own_trunk:
+            memory.ranks.shard(trunk)
         parameters = dict(self.head.named_parameters(prefix="head"))
         if self._own_trunk:
             parameters |= dict(trunk.named_parameters(prefix="trunk"))
         self.optimizer = Optimizer(parameters.items(), learn.model_copy(update={"lr": config.lr}))
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """What learns."""
+        return [self.head, self._reader.decoder] if self._own_trunk else [self.head]
+
     @torch.no_grad()
     def read(self, stretches: Sequence[Stretch]) -> Reading:
         """Values of every token of the stretches that the model wrote, and of the positions beyond them."""
+        ranks, device = self._memory.ranks, self.head.inner.device
         samples = [_wanted(stretch) for stretch in stretches]
-        micros = pack(samples, self._micro_batch_tokens, self.head.inner.device, self._dtype)
-        reading = Reading({s.trajectory.id: np.zeros(len(s.weight_N)) for s in samples}, 0, micros, [])
-        for micro in micros:
-            hidden_RD = self._reader.hidden(micro)
-            if not self._own_trunk:
-                reading.hidden.append(hidden_RD)
-            value_R = self.head(hidden_RD).double().cpu().numpy()
-            reading.not_finite += int((~np.isfinite(value_R)).sum())
-            value_R = np.where(np.isfinite(value_R), value_R, 0.0)
-            for sample, own in zip(micro.samples, np.split(value_R, _ends(micro)[:-1]), strict=True):
-                reading.value_N[sample.trajectory.id][np.flatnonzero(sample.weight_N)] = own
+        micros = self._memory.pack(ranks.share(samples), device, self._dtype)
+        ranks.level([micros], device, self._dtype)
+        reading = Reading({s.trajectory.id: np.zeros(len(s.weight_N)) for s in samples}, 0, micros, {})
+
+        def forget() -> None:
+            reading.not_finite = 0
+            reading.hidden.clear()
+
+        self._memory.run(micros, partial(self._read, reading), forget)
+        own = {sample.trajectory.id: reading.value_N[sample.trajectory.id] for m in micros for sample in m.samples}
+        said = ranks.gather((own, reading.not_finite))
+        for values, _ in said:
+            reading.value_N.update(values)
+        reading.not_finite = sum(not_finite for _, not_finite in said)
         return reading
+
+    def _read(self, reading: Reading, micro: MicroBatch) -> None:
+        value_R = self.head(self._hidden(reading, micro)).double().cpu().numpy()
+        reading.not_finite += int((~np.isfinite(value_R)).sum())
+        value_R = np.where(np.isfinite(value_R), value_R, 0.0)
+        begin = 0
+        for sample in micro.samples:
+            rows = np.flatnonzero(sample.weight_N)
+            reading.value_N[sample.trajectory.id][rows] = value_R[begin : begin + len(rows)]
+            begin += len(rows)
 
     def learn(
         self, reading: Reading, returns: dict[str, np.ndarray], taught: dict[str, np.ndarray]
     ) -> dict[str, float]:
         """`epochs` optimizer steps towards `returns` at the tokens that `taught` marks, both by trajectory id."""
-        columns = [self._columns(micro, reading.value_N, returns, taught) for micro in reading.micros]
         tokens = sum(mask.sum() for mask in taught.values())
         losses, taken = [], 0
         for _ in range(self.config.epochs if tokens else 0):
-            loss_of_epoch = 0.0
-            for number, (old_R, return_R, taught_R) in enumerate(columns):
-                loss = self._value_loss(self._values(reading, number)[taught_R], old_R[taught_R], return_R[taught_R])
-                (loss / tokens).backward()
-                loss_of_epoch += loss.item() / tokens
+            losses.append(self._sum_gradients(reading, returns, taught, tokens))
             taken += self.optimizer.step()[1]
-            losses.append(loss_of_epoch)
         skipped = len(losses) - taken
         return {"critic_skipped": skipped, **({"value_loss": losses[0]} if losses and np.isfinite(losses[0]) else {})}
 
-    def _values(self, reading: Reading, number: int) -> Tensor:
-        hidden = self._reader.hidden(reading.micros[number]) if self._own_trunk else reading.hidden[number]
-        return self.head(hidden)
+    def _sum_gradients(
+        self, reading: Reading, returns: dict[str, np.ndarray], taught: dict[str, np.ndarray], tokens: int
+    ) -> float:
+        """The loss of all micro-batches; its gradient is with the optimizer."""
+        total = 0.0
+
+        def add(micro: MicroBatch) -> None:
+            nonlocal total
+            old_R, return_R, taught_R = self._columns(micro, reading.value_N, returns, taught)
+            value_R = self.head(self._hidden(reading, micro))
+            loss = self._value_loss(value_R[taught_R], old_R[taught_R], return_R[taught_R])
+            (loss / tokens).backward()
+            total += loss.item() / tokens
+
+        def undo() -> None:
+            nonlocal total
+            total = 0.0
+            reading.hidden.clear()
+            self.optimizer.discard()
+
+        self._memory.run(reading.micros, add, undo)
+        return sum(self._memory.ranks.gather(total))
+
+    def _hidden(self, reading: Reading, micro: MicroBatch) -> Tensor:
+        if self._own_trunk:
+            return self._reader.hidden(micro)
+        if id(micro) not in reading.hidden:
+            with torch.no_grad():
+                reading.hidden[id(micro)] = self._reader.hidden(micro)
+        return reading.hidden[id(micro)]
 
     def _value_loss(self, value_R: Tensor, old_R: Tensor, return_R: Tensor) -> Tensor:
         clipped_R = torch.clamp(value_R, old_R - self.config.clip, old_R + self.config.clip)
@@ -116,7 +161,7 @@ class Critic:
         """Each of `by_id` in the order of the rows; rows beyond a trajectory's columns are not taught."""
         device, columns = self.head.inner.device, []
         for column in by_id:
-            parts = []
+            parts = [np.empty(0, next(iter(column.values())).dtype)]
             for sample in micro.samples:
                 rows = np.flatnonzero(sample.weight_N)
                 own = column[sample.trajectory.id]
@@ -149,7 +194,3 @@ def _with_one_more(trajectory: Trajectory) -> Trajectory:
         lossy=[],
         from_model=[*trajectory.from_model, True],
     )
-
-
-def _ends(micro: MicroBatch) -> np.ndarray:
-    return np.cumsum([np.count_nonzero(sample.weight_N) for sample in micro.samples])

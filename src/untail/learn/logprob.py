@@ -25,11 +25,10 @@ def token_logprobs(
     hidden_RD: Tensor, weight_VD: Tensor, target_R: Tensor, temperature: float, logit_rows: int
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of each distribution, both [R], in float32 or better; no gradient."""
-    parts = [
-        _logprob_entropy_probs(hidden_RD[rows], weight_VD, target_R[rows], temperature)[:2]
-        for rows in _chunks(len(target_R), logit_rows)
-    ]
-    logprob_R, entropy_R = (torch.cat(column) for column in zip(*parts, strict=True))
+    logprob_R, entropy_R = hidden_RD.new_empty((2, len(target_R)), dtype=_at_least_float32(hidden_RD.dtype))
+    for rows in _chunks(len(target_R), logit_rows):
+        columns = _logprob_entropy_probs(hidden_RD[rows], weight_VD, target_R[rows], temperature)
+        logprob_R[rows], entropy_R[rows] = columns[:2]
     return logprob_R, entropy_R
 
 
@@ -51,8 +50,9 @@ class _HeadLoss(torch.autograd.Function):
         logit_rows: int,
         loss_of: LossOfRows,
     ) -> Tensor:
-        grad_hidden_RD, grad_weight_VD = torch.empty_like(hidden_RD), torch.zeros_like(weight_VD)
-        total = hidden_RD.new_zeros((), dtype=_at_least_float32(hidden_RD.dtype))
+        exact = _at_least_float32(hidden_RD.dtype)
+        grad_hidden_RD, grad_weight_VD = torch.empty_like(hidden_RD), torch.zeros_like(weight_VD, dtype=exact)
+        total = hidden_RD.new_zeros((), dtype=exact)
         for rows in _chunks(len(target_R), logit_rows):
             hidden, target = hidden_RD[rows], target_R[rows]
             logprob, entropy, probs = _logprob_entropy_probs(hidden, weight_VD, target, temperature)
@@ -65,25 +65,46 @@ class _HeadLoss(torch.autograd.Function):
             grad_logits[torch.arange(len(target), device=target.device), target] += slope_R
             grad_logits = grad_logits.to(weight_VD.dtype)
             torch.mm(grad_logits, weight_VD, out=grad_hidden_RD[rows])
-            grad_weight_VD.addmm_(grad_logits.T, hidden)
+            _add_product(grad_weight_VD, grad_logits.T, hidden)
         ctx.save_for_backward(grad_hidden_RD, grad_weight_VD)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden_RD, grad_weight_VD = ctx.saved_tensors
-        scale = grad_outputs[0].to(grad_hidden_RD.dtype)
-        return grad_hidden_RD * scale, grad_weight_VD * scale, None, None, None, None
+        scale = grad_outputs[0]
+        grad_hidden_RD, grad_weight_VD = grad_hidden_RD * scale, (grad_weight_VD * scale).to(grad_hidden_RD.dtype)
+        return grad_hidden_RD, grad_weight_VD, None, None, None, None
 
 
 def _logprob_entropy_probs(
     hidden: Tensor, weight_VD: Tensor, target: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    logits = (hidden @ weight_VD.T).to(_at_least_float32(hidden.dtype))
-    all_logprobs = torch.log_softmax(logits.div_(temperature), dim=-1)
+    logits = _product(hidden, weight_VD.T)
+    if temperature != 1:
+        logits.div_(temperature)
+    all_logprobs = torch.log_softmax(logits, dim=-1)
     probs = all_logprobs.exp()
     entropy = -torch.linalg.vecdot(probs, all_logprobs)
     return all_logprobs.gather(1, target[:, None]).squeeze(1), entropy, probs
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """In float32 or better. A GPU sums bf16 products in float32 and can leave it at that, rounding nothing."""
+    exact = _at_least_float32(left.dtype)
+    if left.is_cuda and left.dtype != exact:
+        return torch.mm(left, right, out_dtype=exact)
+    return (left @ right).to(exact)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Low precision is summed in high: what a chunk adds may be less than a bit of what is there."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
 
 
 def _chunks(rows: int, size: int) -> Iterator[slice]:

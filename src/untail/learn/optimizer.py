@@ -14,6 +14,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from untail.config import LearnConfig
 from untail.errors import WeightsError
+from untail.learn.parts import part_of, whole_of
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
@@ -31,8 +34,15 @@ class Optimizer:
         ]
         self._adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, fused=True)
         for master in masters:
-            moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
-            self._adam.state[master] = {"step": torch.zeros((), device=master.device)} | moments
+            zeros = {name: torch.zeros_like(master) for name in MOMENTS}
+            self._adam.state[master] = {"step": torch.zeros((), device=master.device)} | zeros
+
+    @property
+    def own(self) -> list[Tensor]:
+        """What nobody else reads: moments, and masters that are not the parameters themselves."""
+        moments = [state[name] for state in self._adam.state.values() for name in MOMENTS]
+        pairs = zip(self._masters.values(), self._parameters.values(), strict=True)
+        return moments + [master for master, parameter in pairs if master is not parameter]
 
     @property
     def lr(self) -> float:
@@ -41,8 +51,7 @@ class Optimizer:
 
     def step(self) -> tuple[Tensor, bool]:
         """The gradient's norm before clipping, and whether a step was taken: not if the norm is infinite or NaN."""
-        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        norm = get_total_norm(gradients)
+        norm = whole_of(get_total_norm([m.grad for m in self._masters.values() if m.grad is not None]))
         finite = bool(norm.isfinite())
         if finite:
             clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)
@@ -58,13 +67,18 @@ class Optimizer:
         """Forget the gradient that was gathered."""
         self._adam.zero_grad(set_to_none=True)
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """What was gathered, in the precision of the masters; of a sharded parameter, the part that is held here."""
+        return [part_of(master.grad) for master in self._masters.values() if master.grad is not None]
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by flat name: weights (the masters' where there are) and both moments."""
         flat: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             state = self._adam.state[master]
             flat |= {f"weight.{name}": master.detach()}
-            flat |= {f"{moment}.{name}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
+            flat |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
         return flat
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ Shape suffixes: T packed tokens, U tokens of the whole sequences (shared ones re
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ class LossColumns:
 @dataclass(slots=True)
 class MicroBatch:
     """`lengths` are of whole sequences and sum to U. `predictor_R`: the packed token that predicts a row's target.
-    `samples` are whose rows they are, in their order."""
+    `samples` are whose rows they are, in their order. `recompute`: activations are computed again in the backward pass,
+    not kept."""
 
     samples: list[Sample]
     lengths: list[int]
@@ -55,6 +56,12 @@ class MicroBatch:
     home_T: Tensor
     predictor_R: Tensor
     columns: LossColumns
+    recompute: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """That are computed."""
+        return len(self.ids_T)
 
 
 @dataclass(slots=True)
@@ -78,6 +85,32 @@ def pack(
     `version` is the present one of the weights."""
     sequences = [sequence for sample in samples if (sequence := _sequence(sample)) is not None]
     return [_micro_batch(part, device, dtype, version) for part in _cut(sequences, token_budget)]
+
+
+def idle(device: torch.device, dtype: torch.dtype) -> MicroBatch:
+    """A pass over one token with nothing in the loss: for a rank that has no more, while others have."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    none, nothing = zero[:0], torch.empty(0, dtype=dtype, device=device)
+    columns = LossColumns(none, nothing, nothing, none.bool(), nothing, nothing)
+    return MicroBatch([], [1], 1, zero, zero, zero, zero, none, columns)
+
+
+def halves(micro: MicroBatch) -> list[MicroBatch]:
+    """A micro-batch of several sequences as two, of about the same number of tokens, with its columns as they are."""
+    ends = np.cumsum(micro.lengths)
+    middle = min(int(np.searchsorted(ends, ends[-1] / 2)) + 1, len(ends) - 1)
+    parts, row, columns = [], 0, micro.columns
+    for samples in (micro.samples[:middle], micro.samples[middle:]):
+        # Sorted by length already, so that they stay in their order, and their rows with them.
+        sequences = [sequence for sample in samples if (sequence := _sequence(sample)) is not None]
+        part = _micro_batch(sequences, micro.ids_T.device, columns.weight_R.dtype, version=0)
+        rows = len(part.predictor_R)
+        part = replace(part, columns=columns.rows(slice(row, row + rows)), recompute=micro.recompute)
+        if micro.live == micro.tokens:  # whatever its samples say, it was to have no constants
+            part.live = part.tokens
+        parts.append(part)
+        row += rows
+    return parts
 
 
 def _sequence(sample: Sample) -> _Sequence | None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from untail.engine.attention.varlen import SharedPrefixAttention, VarlenAttention
+from untail.engine.attention.varlen import SharedPrefixAttention
 from untail.engine.models.decoder import Decoder
+from untail.learn.attention import WholeSequences
 from untail.learn.logprob import LossOfRows, head_loss, token_logprobs
 from untail.learn.pack import MicroBatch
 from untail.learn.prune import forward_with_constants
@@ -22,27 +23,31 @@ class Policy:
     decoder: Decoder
     temperature: float
     logit_rows: int
-    recompute: bool = False
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """log pi of every token in the loss, [R]."""
-        head = (self.decoder.output_weight, micro.columns.target_R, self.temperature, self.logit_rows)
-        return token_logprobs(self.hidden(micro), *head)[0]
+        hidden_RD = self.hidden(micro)
+        return token_logprobs(hidden_RD, *self._head(micro))[0]
 
     def loss(self, micro: MicroBatch, loss_of: LossOfRows, hear: Hear | None = None) -> Tensor:
         """`loss_of` summed over the rows of the micro-batch, differentiable in the decoder's parameters."""
-        head = (self.decoder.output_weight, micro.columns.target_R, self.temperature, self.logit_rows)
-        return head_loss(self.hidden(micro, hear), *head, loss_of)
+        hidden_RD = self.hidden(micro, hear)
+        return head_loss(hidden_RD, *self._head(micro), loss_of)
+
+    def _head(self, micro: MicroBatch) -> tuple[Tensor, Tensor, float, int]:
+        """After the pass: a sharded decoder's own parameters stay whole then."""
+        return self.decoder.output_weight, micro.columns.target_R, self.temperature, self.logit_rows
 
     def hidden(self, micro: MicroBatch, hear: Hear | None = None) -> Tensor:
         """The normed hidden state that predicts each token in the loss, [R, D]."""
-        attention = SharedPrefixAttention(VarlenAttention(micro.lengths), micro.unrolled_U, micro.home_T)
+        attention = SharedPrefixAttention(WholeSequences(micro.lengths), micro.unrolled_U, micro.home_T)
         tokens = (micro.ids_T, micro.positions_T)
         if micro.live < len(micro.ids_T):
-            hidden_TD = forward_with_constants(self.decoder, *tokens, micro.live, attention, self.recompute)
+            rest = (micro.live, attention, micro.recompute)
+            hidden_TD = self.decoder.run(forward_with_constants, self.decoder, *tokens, *rest)
         else:
-            hidden_TD = self.decoder(*tokens, attention, self.recompute)
+            hidden_TD = self.decoder(*tokens, attention, micro.recompute)
         if hear is not None:
             hear(micro, hidden_TD.detach())
         return hidden_TD.index_select(0, micro.predictor_R)

@@ -17,7 +17,6 @@ Shape suffixes: L packed tokens with gradient, C constant ones, T both, D hidden
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from untail.config import PruneConfig
 from untail.engine.attention.base import Attention
@@ -44,6 +43,16 @@ def prune(samples: list[Sample], config: PruneConfig) -> int:
     return int(leaves.sum())
 
 
+def dot_products(ours: list[Tensor], theirs: list[Tensor]) -> Tensor:
+    """Of two gradients in pieces: with each other, and of each with itself; [3]. Those of all ranks add up."""
+    return torch.stack(
+        [
+            torch.stack([(x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)]).sum()
+            for a, b in ((ours, theirs), (ours, ours), (theirs, theirs))
+        ]
+    )
+
+
 def _scores(sample: Sample) -> np.ndarray:
     """NaN, which is never among the lowest, where the log-prob is not known."""
     return np.abs(sample.advantage_N) * -np.expm1(column.policy_logprob(sample.trajectory))
@@ -59,7 +68,7 @@ def forward_with_constants(
     constant_CD = torch.nn.functional.embedding(ids_T[live:], decoder.embed).detach()
     for number in range(decoder.shape.layers):
         arguments = (decoder, number, live_LD, constant_CD, turns, attention)
-        live_LD, constant_CD = checkpoint(_layer, *arguments, use_reentrant=False) if recompute else _layer(*arguments)
+        live_LD, constant_CD = decoder.within(number, recompute, _layer, *arguments)
     return decoder.rms(live_LD, decoder.norm)
 
 

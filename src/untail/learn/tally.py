@@ -9,6 +9,9 @@ import math
 import torch
 from torch import Tensor
 
+Numbers = tuple[dict[str, tuple[float, int]], dict[str, float]]
+"""By name: sums with their counts, and peaks."""
+
 
 class Tally:
     def __init__(self) -> None:
@@ -38,6 +41,20 @@ class Tally:
             self._counts[name] = self._counts.get(name, 0) + other._counts[name]
         for name, peak in other._peaks.items():
             self._peaks[name] = torch.maximum(self._peaks[name], peak) if name in self._peaks else peak
+
+    def numbers(self) -> "Numbers":
+        """All of it, for another process to `add`."""
+        means = {name: (float(total), int(self._counts[name])) for name, total in self._sums.items()}
+        return means, {name: float(peak) for name, peak in self._peaks.items()}
+
+    def add(self, numbers: "Numbers") -> None:
+        means, peaks = numbers
+        for name, (total, count) in means.items():
+            self._sums[name] = self._sums.get(name, 0) + torch.tensor(total, dtype=torch.float64)
+            self._counts[name] = self._counts.get(name, 0) + count
+        for name, peak in peaks.items():
+            largest = torch.tensor(peak, dtype=torch.float64)
+            self._peaks[name] = torch.maximum(self._peaks[name], largest) if name in self._peaks else largest
 
     def mean_of(self, name: str) -> float:
         """NaN where nothing counted."""

@@ -12,6 +12,7 @@ import copy
 import math
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -19,16 +20,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from untail.config import LearnConfig, RolloutConfig
 from untail.engine.models.decoder import Decoder
+from untail.engine.models.names import split_out
 from untail.learn.loss import PolicyLoss
+from untail.learn.memory import Memory, gauge_of
 from untail.learn.optimizer import Optimizer
-from untail.learn.pack import LossColumns, MicroBatch, pack
+from untail.learn.pack import LossColumns, MicroBatch
 from untail.learn.policy import Hear, Policy
-from untail.learn.prune import prune
+from untail.learn.prune import dot_products, prune
+from untail.learn.ranks import Ranks
 from untail.learn.rules import rules_of
 from untail.learn.sample import Sample, normalise, samples_of, teaches
+from untail.learn.shelf import Shelf
 from untail.learn.tally import Tally
 from untail.learn.values import Judged, Values
 from untail.types import Batch
@@ -42,6 +48,9 @@ class Trainer:
     """`temperature` is the policy's (`policy_temperature`); `longest`, the longest response that is sampled. `hear`
     gets the hidden states of all that is trained on, once, from the pass that is made for the gradient anyway.
 
+    With a `group` the decoder is sharded over its ranks, in place: every rank makes a trainer of the same weights and
+    calls it with the same batches; losses, figures and weights are those of one alone, to rounding.
+
     With `kl` > 0 the reference is a copy of the decoder as it is now, so a resumed run makes its trainer from the start
     weights and then calls `load_state_dict`. Groups that teach nothing are left out of that KL too.
     """
@@ -53,24 +62,36 @@ class Trainer:
         temperature: float = 1.0,
         longest: int = RolloutConfig().max_tokens,
         hear: Hear | None = None,
+        group: ProcessGroup | None = None,
     ):
         self.config = config
         self.hear = hear
         self.rules = rules_of(config, longest)
-        self.policy = Policy(decoder, temperature, config.logit_rows, config.recompute)
+        self.ranks = Ranks(group)
+        self.memory = Memory(config, gauge_of(decoder.embed.device), self.ranks)
+        self._dtype = decoder.embed.dtype
+        self.policy = Policy(decoder, temperature, config.logit_rows)
         self.reference: Policy | None = None
         if config.kl > 0:
-            self.reference = Policy(copy.deepcopy(decoder).requires_grad_(False), temperature, config.logit_rows)
+            start = copy.deepcopy(decoder).requires_grad_(False)
+            self.ranks.shard(start)
+            self.reference = Policy(start, temperature, config.logit_rows)
         self.values: Values | None = None
         if self.rules.advantage.needs_values:
-            self.values = Values(decoder, config, self.rules.advantage)
+            self.values = Values(decoder, config, self.rules.advantage, self.memory)
+        self.ranks.shard(decoder)
         self._optimizer = Optimizer(decoder.named_parameters(), config)
+        # What a sharded reference holds of its weights stays with the machinery that gathers them.
+        of_reference = [] if self.reference is None or group is not None else self.reference.decoder.parameters()
+        of_critic = [] if self.values is None else self.values.critic.optimizer.own
+        self._shelf = Shelf([*self._optimizer.own, *of_reference, *of_critic])
         low, high = self.rules.advantage.clip
         self._loss = PolicyLoss(self.rules.importance, config.clip_low or low, config.clip_high or high, config.kl)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on `batch`; returns this update's figures. `optimizer_steps` is 0 where no group taught anything."""
         start = time.perf_counter()
+        self.wake()
         judged = Judged(batch.groups, {}, {}) if self.values is None else self.values.judge(batch)
         groups = [samples_of(group, self.rules, judged.estimates) for group in judged.groups]
         self._over_batch([sample for group in groups for sample in group])
@@ -80,13 +101,15 @@ class Trainer:
         middle = time.perf_counter()
         tally = Tally()
         outcomes = Counter(self._step(minibatch, tally) for minibatch in minibatches)
+        micros = [micro for minibatch in minibatches for micro in minibatch]
+        counts = self.ranks.gather((sum(len(m.columns.target_R) for m in micros), sum(m.tokens for m in micros)))
         return (
             tally.figures()
             | judged.figures
             | {
                 "zero_variance_groups": flat,
-                "loss_tokens": sum(len(micro.columns.target_R) for minibatch in minibatches for micro in minibatch),
-                "computed_tokens": sum(len(micro.ids_T) for minibatch in minibatches for micro in minibatch),
+                "loss_tokens": sum(in_loss for in_loss, _ in counts),
+                "computed_tokens": sum(computed for _, computed in counts),
                 "masked_tokens": masked,
                 "optimizer_steps": outcomes["taken"],
                 "skipped_updates": outcomes["skipped"],
@@ -96,6 +119,18 @@ class Trainer:
             }
         )
 
+    @property
+    def memory_wanted(self) -> int:
+        """Bytes of its device that the next update would like to have free."""
+        return self.memory.wanted + (self._shelf.bytes if self._shelf.holds else 0)
+
+    def sleep(self) -> None:
+        """Put what only an update needs away in host memory; the next update takes it back."""
+        self._shelf.put_away()
+
+    def wake(self) -> None:
+        self._shelf.take_back()
+
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and optimizer state as flat tensors (not copied: write them before the next update), and numbers."""
         tensors, numbers = self._optimizer.tensors(), {"optimizer_steps": self._optimizer.steps}
@@ -103,11 +138,24 @@ class Trainer:
             return tensors, numbers
         return tensors | self.values.tensors(), numbers | {"critic": self.values.numbers()}
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face's names and whole tensors in the precision that is computed in; of a sharded learner every rank
+        has to take all of them, and what is taken may be gone when the next one comes."""
+        decoder = self.policy.decoder
+        if not decoder.is_sharded:
+            return split_out(decoder)
+        from untail.learn.sharded import full_weights
+
+        return full_weights(decoder, self._dtype)
+
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Continue from `state_dict`, in place: the engine's weights change too."""
         self._optimizer.load(tensors, numbers["optimizer_steps"])
+        self.ranks.refresh(self.policy.decoder)
         if self.values is not None:
             self.values.load(tensors, numbers["critic"])
+            for module in self.values.critic.modules:
+                self.ranks.refresh(module)
 
     def _over_batch(self, samples: list[Sample]) -> None:
         in_loss = [sample.weight_N != 0 for sample in samples]
@@ -128,26 +176,25 @@ class Trainer:
             samples = [sample for group in hand if teaches(group) for sample in group]
             if self.config.prune is not None:
                 prune(samples, self.config.prune)
-            minibatches.append(pack(samples, self.config.micro_batch_tokens, weight.device, dtype, version))
-        return [minibatch for minibatch in minibatches if minibatch]
+            minibatches.append(self.memory.pack(self.ranks.share(samples), weight.device, dtype, version))
+        return self.ranks.level(minibatches, weight.device, dtype)
 
     def _fill_logprobs(self, minibatches: list[Minibatch]) -> None:
         """Before the first step: the reference's log-probs, and pi_prox's of all minibatches but the first."""
+
+        def fill(micro: MicroBatch, is_first: bool) -> None:
+            if not is_first:
+                micro.columns.prox_R = self.policy.logprobs(micro)
+            if self.reference is not None:
+                micro.columns.reference_R = self.reference.logprobs(micro)
+
         for number, minibatch in enumerate(minibatches):
-            for micro in minibatch:
-                if number > 0:
-                    micro.columns.prox_R = self.policy.logprobs(micro)
-                if self.reference is not None:
-                    micro.columns.reference_R = self.reference.logprobs(micro)
+            self.memory.run(minibatch, partial(fill, is_first=number == 0), undo=lambda: None)
 
     def _step(self, minibatch: Minibatch, tally: Tally) -> Outcome:
         """One optimizer step on the sum of the micro-batches' losses, unless they say that it must not be taken."""
-        losses, own = [], Tally()
         self._look_at_constants(minibatch, tally)
-        for micro in minibatch:
-            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own), self.hear)
-            loss.backward()
-            losses.append(loss.detach())
+        loss, own = self._sum_gradients(minibatch, self.hear)
         tally.take(own)
         # exp(mean |log(pi_prox / mu)|) > max_drift; not so where a backend told no log-probs, and the mean is NaN.
         if own.mean_of("drift_mean") > math.log(self.config.max_drift):
@@ -155,28 +202,51 @@ class Trainer:
             return "dropped"
         lr = self._optimizer.lr
         norm, taken = self._optimizer.step()
-        tally.mean(loss=torch.stack(losses).sum(), grad_norm=norm, lr=torch.tensor(lr, dtype=torch.float64))
+        tally.mean(loss=loss, grad_norm=norm, lr=torch.tensor(lr, dtype=torch.float64))
         return "taken" if taken else "skipped"
+
+    def _sum_gradients(self, minibatch: Minibatch, hear: Hear | None = None) -> tuple[Tensor, Tally]:
+        """The minibatch's loss and figures; its gradient is with the optimizer. Each sequence is heard once, whatever
+        has to be computed again."""
+        losses: list[Tensor] = []
+        own, heard = Tally(), set[str]()
+
+        def tell(micro: MicroBatch, hidden_TD: Tensor) -> None:
+            names = {sample.trajectory.id for sample in micro.samples}
+            if hear is not None and not names <= heard:
+                heard.update(names)
+                hear(micro, hidden_TD)
+
+        def add(micro: MicroBatch) -> None:
+            loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own), tell)
+            loss.backward()
+            losses.append(loss.detach())
+
+        def undo() -> None:
+            nonlocal own
+            own = Tally()
+            losses.clear()
+            self._optimizer.discard()
+
+        self.memory.run(minibatch, add, undo, measure=True)
+        return self.ranks.sum(torch.stack(losses).sum()), self.ranks.join(own)
 
     def _look_at_constants(self, minibatch: Minibatch, tally: Tally) -> None:
         """Now and then: how far the gradient with constants is off the exact one."""
         config = self.config.prune
         if config is None or not config.cosine_every or self._optimizer.steps % config.cosine_every:
             return
-        if any(micro.live < len(micro.ids_T) for micro in minibatch):
-            gradient = partial(self._gradient, minibatch)
-            tally.mean(prune_cosine=torch.cosine_similarity(gradient(exact=False), gradient(exact=True), dim=0))
+        if any(self.ranks.gather(any(micro.live < micro.tokens for micro in minibatch))):
+            exact = [replace(micro, live=micro.tokens) for micro in minibatch]
+            dots = self.ranks.sum(dot_products(self._gradients(exact), self._gradients(minibatch)))
+            tally.mean(prune_cosine=dots[0] / (dots[1] * dots[2]).sqrt())
 
-    def _gradient(self, minibatch: Minibatch, exact: bool) -> Tensor:
-        """Of all parameters, as one vector; the parameters' own gradients stay as they are."""
-        parameters = list(self.policy.decoder.parameters())
-        total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
-        for micro in minibatch:
-            seen = replace(micro, live=len(micro.ids_T)) if exact else micro
-            loss = self.policy.loss(seen, partial(self._loss_of_rows, micro.columns, Tally()))
-            parts = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-            total = total + torch.cat([part.flatten() for part in parts]).double()
-        return total
+    def _gradients(self, minibatch: Minibatch) -> list[Tensor]:
+        """Of all parameters, what of them this rank holds; the optimizer is left without."""
+        self._sum_gradients(minibatch)
+        gradients = self._optimizer.gradients
+        self._optimizer.discard()
+        return gradients
 
     def _loss_of_rows(
         self, columns: LossColumns, tally: Tally, rows: slice, logprob: Tensor, entropy: Tensor

@@ -24,6 +24,7 @@ from untail.learn.advantage import TokenAdvantage
 from untail.learn.bridge import Bridge, Stretch, estimate_of
 from untail.learn.critic import Critic
 from untail.learn.gae import Estimates, final_return
+from untail.learn.memory import Memory
 from untail.types import Batch, Group
 
 PREFIX = "critic."  # of its tensors in a checkpoint
@@ -39,8 +40,8 @@ class Judged:
 
 
 class Values:
-    def __init__(self, decoder: Decoder, config: LearnConfig, advantage: TokenAdvantage):
-        self.critic = Critic(decoder, config.critic or CriticConfig(), config)
+    def __init__(self, decoder: Decoder, config: LearnConfig, advantage: TokenAdvantage, memory: Memory):
+        self.critic = Critic(decoder, config.critic or CriticConfig(), config, memory)
         self.bridge = Bridge(config.bridge)
         self._advantage = advantage
 

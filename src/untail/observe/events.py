@@ -8,15 +8,17 @@ whole in itself: what runs when it closes is deferred or cancelled, and resumed 
 
 | event      | when                                 | fields beyond `e`, `t`, `step` |
 |---|---|---|
-| run        | once, and at every resume            | schema, untail, threads, concurrency, engines, recipe (resolved) |
+| run | once, and at every resume | schema, untail, threads, concurrency, engines, devices, plan (if any), recipe |
 | step | a step begins | version (of the weights), carried (tokens of what was deferred), parked (ids, if any are) |
 | admit | a group is planned | group, prompt, size, keep, budget, predicted, source, text (the prompt's begin), anyway |
 | start      | a trajectory gets its first slot     | id, group, prompt, engine, slot, lane |
-| segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut) |
+| segment    | it leaves its slot at a boundary     | id, tokens, why (boundary, cut, lost: its engine is gone) |
 | resume     | it gets a slot again                 | id, engine, slot, lane, tokens |
 | park       | its turn is over: it leaves its slot and waits for its environment | id, tokens, turn |
 | reply      | its environment has replied          | id, tokens, reply (tokens), turn, seconds (parked) |
 | move       | it goes to another engine            | id, source, engine, tokens |
+| lost       | an engine is gone                    | engine, members (that it had), error |
+| back       | an engine takes members again        | engine |
 | fork       | a copy came into being at a boundary | id, parent, group, tokens (shared), temperature, engine |
 | stop       | a watcher or its group ended it      | id, group, tokens, made, reason, segments, audited |
 | cancel     | it is not waited for any longer      | id, group, tokens, made, why (step, group), audited |
@@ -43,6 +45,7 @@ from 1. Where there is an environment `end` has `turns`, `tool_s` (seconds parke
 reply, or null); elsewhere it has none of the three.
 `generated` counts the step's tokens and `carried` those of groups that wait for a later update; the rest of
 `rolled_out` is since the last one, but `kv_used` (a share, the most in this step) and `peak_mem` (bytes, so far). Where
+an engine ran ahead of a decision it has `overrun`: tokens it drew that are in no chunk, nor in `generated`. Where
 somebody drafts it has `drafts`: by drafter, proposals (sequences that carried some, step by step), drafted, accepted,
 unverified (tokens taken as they were), failures.
 

@@ -43,18 +43,19 @@ class RunRecord:
 
 def read_run(path: Path) -> RunRecord:
     """`path` is an events.jsonl. A step that is not over is left out of the rows."""
-    record, step, slots, engines = RunRecord(), list[Event](), 0, 1
+    record, step, slots, engines, devices = RunRecord(), list[Event](), 0, 1, 1
     for event in read_events(path):
         record.fates.hear(event)
         match event["e"]:
             case "run":
                 slots, engines = event["concurrency"], event.get("engines", 1)
+                devices = event.get("devices") or engines
             case "validation":
                 record.validations.append(_validation(event, record.rows))
             case "step":
                 step = [event]
             case "done":
-                record.rows.append(step_metrics([*step, event], slots, engines))
+                record.rows.append(step_metrics([*step, event], slots, engines, devices))
             case _:
                 step.append(event)
     return record
@@ -90,6 +91,7 @@ def over_steps(rows: Sequence[Row]) -> dict[str, Any]:
         "preemption": _ratio(total["recomputed"], total["computed"]),
         "slot_bubble": _mean(rows, "slot_bubble", "rollout_s"),
         "tail_share": _mean(rows, "tail_share", "rollout_s"),
+        "tail_utilisation": _mean([row for row in rows if row.get("tail_utilisation") is not None], "tail_utilisation"),
         "device_bubble": _mean(rows, "device_bubble", "wall_s"),
         "makespan_p50": median(walls),
         "makespan_p95": walls[math.ceil(0.95 * len(walls)) - 1],

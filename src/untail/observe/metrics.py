@@ -20,12 +20,16 @@ from untail.observe.drafts import with_ratios
 from untail.observe.step import StepEvents, covered, made
 from untail.types import Event
 
-TIMED = ("throughput", "samples_per_s", "ett", "slot_bubble", "tail_share", "device_bubble", "peak_mem")
+TIMED = (
+    *("throughput", "samples_per_s", "ett", "slot_bubble", "tail_share", "tail_utilisation", "device_bubble"),
+    "peak_mem",
+)
 Row = dict[str, Any]
 
 
-def step_metrics(events: list[Event], concurrency: int, engines: int = 1) -> Row:
-    """`events`: those of one step, from `step` to `done`. `concurrency`: the slots of all `engines` together."""
+def step_metrics(events: list[Event], concurrency: int, engines: int = 1, devices: int | None = None) -> Row:
+    """`events`: those of one step, from `step` to `done`. `concurrency`: the slots of all `engines` together.
+    `devices`: those of engines and learner; unset: they share them."""
     step = StepEvents(events)
     update = step.one("update")
     return {
@@ -33,10 +37,10 @@ def step_metrics(events: list[Event], concurrency: int, engines: int = 1) -> Row
         **_trained(step),
         **_ended(step),
         **_rates(step),
-        **_slots(step, concurrency),
+        **_slots(step, concurrency, engines),
         **_decisions(step),
         **_turns(step),
-        **_device(step, engines),
+        **_device(step, devices or engines),
         "drafts": {name: with_ratios(counts) for name, counts in step.one("rolled_out").get("drafts", {}).items()},
         "wall_s": step.wall_s,
         "rollout_s": step.rollout_s,
@@ -120,16 +124,21 @@ def _effective_tokens(members: list[dict[str, Any]]) -> int:
     return sum(made(m) for m in members if m["use"] == "trained" and abs(m["reward"] - mean) > 1e-9)
 
 
-def _slots(step: StepEvents, concurrency: int) -> Row:
+def _slots(step: StepEvents, concurrency: int, engines: int) -> Row:
     """The bubble is 1 - integral of running sequences / (target concurrency x rollout seconds); the tail, the part of
-    the rollout after 90 % of those that it trains had finished. What finished in an earlier step had at its start."""
-    running = sum(end - begin for begin, end in step.slot_spans())
+    the rollout after 90 % of those that it trains had finished. What finished in an earlier step had at its start. An
+    engine is of use in the tail while it runs something."""
+    spans = step.engine_spans()
+    running = sum(end - begin for own in spans.values() for begin, end in own)
     finished = {event["id"]: event["t"] for kind in ("stop", "end") for event in step.all(kind)}
     times = sorted(finished.get(member["id"], step.began) for member in step.members)
     nine_tenths = times[-(-9 * len(times) // 10) - 1] if times else step.rolled_out
+    tail_s = step.rolled_out - nine_tenths
+    in_tail = ([(max(begin, nine_tenths), end) for begin, end in own if end > nine_tenths] for own in spans.values())
     return {
         "slot_bubble": max(0.0, 1 - running / (concurrency * step.rollout_s)) if step.rollout_s else 0.0,
-        "tail_share": _ratio(step.rolled_out - nine_tenths, step.rollout_s),
+        "tail_share": _ratio(tail_s, step.rollout_s),
+        "tail_utilisation": sum(map(covered, in_tail)) / (engines * tail_s) if tail_s else None,
     }
 
 
@@ -169,12 +178,12 @@ def _turns(step: StepEvents) -> Row:
     }
 
 
-def _device(step: StepEvents, engines: int) -> Row:
-    """One device per engine; an update keeps one of them busy."""
+def _device(step: StepEvents, devices: int) -> Row:
+    """An engine keeps one busy, and so does an update."""
     load = step.one("rolled_out")
     busy = load["busy_s"] + step.update_s
     return {
-        "device_bubble": max(0.0, 1 - busy / (engines * step.wall_s)) if step.wall_s else 0.0,
+        "device_bubble": max(0.0, 1 - busy / (devices * step.wall_s)) if step.wall_s else 0.0,
         "computed": load["computed"],
         "recomputed": load["recomputed"],
         "preemption": _ratio(load["recomputed"], load["computed"]),

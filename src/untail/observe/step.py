@@ -41,14 +41,21 @@ class StepEvents:
 
     def slot_spans(self) -> list[Span]:
         """When a trajectory was in a slot, within the rollout; a slot that nobody left is held to its end."""
-        taken: dict[str, float] = {}
-        spans = []
+        return [span for spans in self.engine_spans().values() for span in spans]
+
+    def engine_spans(self) -> dict[int, list[Span]]:
+        """The same by engine."""
+        taken: dict[str, tuple[int, float]] = {}
+        spans: dict[int, list[Span]] = defaultdict(list)
         for event in self.events:
             if event["e"] in TAKES_A_SLOT:
-                taken.setdefault(event["id"], event["t"])
+                taken.setdefault(event["id"], (event["engine"], event["t"]))
             elif event["e"] in LEAVES_ITS_SLOT and event["id"] in taken:
-                spans.append((taken.pop(event["id"]), event["t"]))
-        return self._within(spans + [(begin, self.rolled_out) for begin in taken.values()])
+                engine, begin = taken.pop(event["id"])
+                spans[engine].append((begin, event["t"]))
+        for engine, begin in taken.values():
+            spans[engine].append((begin, self.rolled_out))
+        return {engine: self._within(own) for engine, own in spans.items()}
 
     def scoring_spans(self) -> list[Span]:
         """When an answer was with its scorer, within the rollout."""

@@ -8,6 +8,8 @@ Every token that an engine makes is accounted for once (see lives.py), in the st
 
 import asyncio
 import math
+from collections.abc import Set
+from itertools import chain, filterfalse
 from typing import Any
 
 from untail.backends.base import Backend
@@ -56,6 +58,7 @@ class Controller:
             policy_temperature=config.temperature,
         )
         self._alarm: tuple[float, asyncio.Task[None]] | None = None
+        self._runners: Set[str] | None = None  # groups that alone are waited for; None: everybody runs
         self._moves_every = min((place.every for place in mechanisms.places), default=math.inf)
         self._next_moves = math.inf
 
@@ -64,12 +67,15 @@ class Controller:
         step - 1, which the step trains. `emit` hears every event."""
         self.stage.pool.version = step - 1 if version is None else version
         self._begin(step, emit)
-        if not self._closes():
-            self._new_round()
-        while not self._is_over():
-            self._fill()
-            await self._hear()
-        return await self._close()
+        try:
+            if not self._closes():
+                self._new_round()
+            while not self._is_over():
+                self._fill()
+                await self._hear()
+            return await self._close()
+        finally:
+            self.stage.is_on = False
 
     def underway(self) -> list[Group]:
         """Between two steps: the groups that wait for a later update, with what their members have so far."""
@@ -80,6 +86,35 @@ class Controller:
         ]
         return [*live, *pool.ready]
 
+    async def lend(self, engine: int) -> None:
+        """Somebody else needs its device: whoever runs there goes on elsewhere. Post: it runs nobody, and gets nobody
+        until it is back."""
+        stage = self.stage
+        stage.fleet.lose(engine)
+        there = [member for member in stage.members.values() if member.engine == engine]
+        for member in there:
+            if member.slot is None:
+                stage.fleet.forget(member, at_boundary=True)
+        stage.fleet.cut(member for member in there if member.state is State.RUNNING)
+        while any(member.engine == engine for member in stage.busy):
+            await asyncio.sleep(0.002)
+
+    def engine_is_lost(self, engine: int, why: str) -> None:
+        """Whoever rests there goes on elsewhere; whoever runs there hears it from the engine."""
+        self.lives.losses.engine(engine, why)
+        self.stage.inbox.put_nowait(None)
+
+    def engine_is_back(self, engine: int) -> None:
+        """It was lost, or lent, and takes members again."""
+        self.stage.fleet.is_back(engine)
+        self.stage.announce("back", engine=engine)
+        self.stage.inbox.put_nowait(None)
+
+    def give_up(self, error: Exception) -> None:
+        """No engine is left, and none will come back."""
+        self.stage.fatal = error
+        self.stage.inbox.put_nowait(None)
+
     async def close(self) -> None:
         """Let go of everything, wherever it is."""
         self._set_alarm(math.inf)
@@ -89,6 +124,7 @@ class Controller:
     def _begin(self, step: int, emit: Emit) -> None:
         stage, view = self.stage, self.stage.view
         stage.emit, stage.closing, stage.failure = emit, False, None
+        self._runners = None
         view.begin(step)
         if self._moves_every < math.inf:
             self._next_moves = stage.clock.now()  # the weights have just changed
@@ -97,6 +133,8 @@ class Controller:
         view.kv_used = stage.meter.kv_used()
         parked = [member.id for member in stage.parked if member.ghost is None]
         stage.record("step", version=step - 1, carried=stage.pool.carried, **({"parked": parked} if parked else {}))
+        stage.is_on = True
+        stage.record_announced()
         self.lives.parking.go_on()
 
     def _new_round(self) -> bool:
@@ -107,7 +145,7 @@ class Controller:
             stage.queue.put(member)
         goes_on = any(member.ghost is None for member in resting)
         missing = stage.mechanisms.starts(stage.view)
-        if missing <= 0 or stage.view.rounds == MOST_ROUNDS:
+        if missing <= 0 or stage.view.rounds == MOST_ROUNDS or self._runners is not None:
             return goes_on
         if stage.failure is not None and not stage.view.ended and not goes_on:
             raise stage.failure  # whatever is started fails: another round would too
@@ -123,8 +161,10 @@ class Controller:
 
     def _is_over(self) -> bool:
         stage = self.stage
+        self._runners = stage.mechanisms.waits_for(stage.view)
         # The audit's ghosts are nobody's business: a step does not wait for them.
-        is_idle = all(m.ghost for members in (stage.busy, stage.queue, stage.parked) for m in members)
+        members = chain(stage.busy, stage.queue, stage.parked)
+        is_idle = all(member.ghost or self._is_in_the_way(member) for member in members)
         return self._closes() or (is_idle and not self._new_round())
 
     # ---- free slots -------------------------------------------------------------------------------------------
@@ -132,11 +172,21 @@ class Controller:
     def _fill(self) -> None:
         """Give free slots to what waits, then to new groups as far as a mechanism wants them."""
         stage = self.stage
+        if self._runners is not None:
+            self._clear_the_way()
         self._serve_queue()
-        while stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue:
+        while self._runners is None and stage.mechanisms.refills and stage.fleet.slots.free and not stage.queue:
             if not self.admission.admit(self._refill()):
                 break
             self._serve_queue()
+
+    def _clear_the_way(self) -> None:
+        """What the step does not wait for comes to rest."""
+        running = (member for member in self.stage.busy if member.state is State.RUNNING)
+        self.stage.fleet.cut(sorted(filter(self._is_in_the_way, running), key=lambda member: member.serial))
+
+    def _is_in_the_way(self, member: Member) -> bool:
+        return self._runners is not None and (member.ghost is not None or member.group.id not in self._runners)
 
     def _refill(self) -> int:
         """New groups. Where nothing can be left for the next step, only a batch's worth may be started."""
@@ -150,7 +200,7 @@ class Controller:
 
     def _serve_queue(self) -> None:
         stage, served = self.stage, set()
-        for member in stage.queue:
+        for member in filterfalse(self._is_in_the_way, stage.queue):
             if not stage.fleet.slots.free:
                 break
             engine = self._engine_for(member)
@@ -197,6 +247,8 @@ class Controller:
         items = [await stage.inbox.get()]
         while not stage.inbox.empty():
             items.append(stage.inbox.get_nowait())
+        if stage.fatal is not None:
+            raise stage.fatal
         speakers = [stage.members[item[0]] for item in items if item is not None and item[0] in stage.members]
         stage.view.kv_used = stage.meter.kv_used({m.engine for m in speakers if m.engine is not None})
         for item in items:

@@ -1,17 +1,17 @@
 """The engines, their slots, and the sequence of every member that is in one.
 
 Invariant: a member that is RUNNING holds a slot on the engine where its sequence is. One that rests keeps its engine,
-and goes on there. What a sequence yields reaches the inbox under the member's name, whoever bears it by then.
+and goes on there. What a sequence yields reaches the inbox under the member's name, whoever bears it by then. A loss
+counts for those who were there when it happened: by the time it is heard the engine may be back, and have others.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from untail.backends.base import Backend
+from untail.backends.base import Backend, EngineLost
 from untail.rollout.live import Member, State
 from untail.rollout.pump import Pump
 from untail.rollout.slots import Slots
@@ -41,6 +41,8 @@ class Fleet:
         self.slots = Slots(len(backends), slots_each)
         self._put = put
         self._pumps: dict[str, Pump] = {}
+        self._lives = [0] * len(backends)  # how often each engine was lost
+        self._life_of: dict[str, int] = {}  # of the engine, when a member's sequence began there
         self._leaving: set[asyncio.Task[None]] = set()  # what nobody waits for, but must not be lost
 
     def go(self, member: Member, engine: int, stride: int, sampling: SamplingParams, chunk: int | None) -> None:
@@ -68,7 +70,7 @@ class Fleet:
             turn_begin=trajectory.turn_begin,
             past=self.past(trajectory.prompt) if self.past else (),
         )
-        self._pumps[member.id] = Pump(backend, spec, partial(self._put, member.id), self.hold)
+        self._pumps[member.id] = Pump(backend, spec, self._teller(member.id, engine), self.hold)
 
     def fork(self, parent: Member, children: Sequence[Member]) -> None:
         """The children share the parent's keys and values, if it has any and its engine can; else each starts with its
@@ -79,7 +81,8 @@ class Fleet:
         trajectories = [child.trajectory for child in children]
         streams, temperatures = [t.stream for t in trajectories], [t.temperature or 1.0 for t in trajectories]
         for child, name in zip(children, pump.fork(streams, temperatures), strict=True):
-            self._pumps[child.id] = Pump(pump.backend, name, partial(self._put, child.id), self.hold)
+            assert parent.engine is not None
+            self._pumps[child.id] = Pump(pump.backend, name, self._teller(child.id, parent.engine), self.hold)
 
     def go_on(self, member: Member, stride: int) -> None:
         """In the slot that it has. Pre: at a boundary."""
@@ -110,11 +113,35 @@ class Fleet:
         if member.slot is not None:
             self.slots.leave(member)
         member.engine = None
-        pump = self._pumps.pop(member.id, None)
+        pump, _ = self._pumps.pop(member.id, None), self._life_of.pop(member.id, None)
         if pump is not None:
             if at_boundary:
                 pump.release()
             self._spawn(pump.done())
+
+    def lose(self, engine: int, life: int | None = None) -> bool:
+        """It is gone: nobody is placed there. False if that was known, or is of an earlier life."""
+        if not self.slots.is_open(engine) or life not in (None, self._lives[engine]):
+            return False
+        self.slots.close(engine)
+        return True
+
+    def is_back(self, engine: int) -> None:
+        self._lives[engine] += 1
+        self.slots.open(engine)
+
+    def is_hit(self, member: Member, loss: EngineLost) -> bool:
+        """Its sequence is one of those that were lost."""
+        return member.engine == loss.engine and self._life_of.get(member.id) == loss.life
+
+    def drop(self, member: Member) -> None:
+        """Its sequence went with its engine; it starts anew with what it has, wherever it gets a slot."""
+        if member.slot is not None:
+            self.slots.leave(member)
+        member.engine = None
+        pump, _ = self._pumps.pop(member.id, None), self._life_of.pop(member.id, None)
+        if pump is not None:
+            self._spawn(self._put_out(pump))
 
     async def close(self) -> None:
         await asyncio.gather(*(pump.close() for pump in self._pumps.values()))
@@ -131,6 +158,19 @@ class Fleet:
         except Exception as error:  # waited for, they would never come to their boundary
             for pump in pumps:
                 pump.fail(error)
+
+    def _teller(self, name: str, engine: int) -> Callable[[Chunk | Exception], None]:
+        """To the inbox. A loss says which engine it was, and when: its member may be elsewhere when that is heard."""
+        life = self._life_of[name] = self._lives[engine]
+
+        def tell(item: Chunk | Exception) -> None:
+            self._put(name, EngineLost(str(item), engine, life) if isinstance(item, EngineLost) else item)
+
+        return tell
+
+    async def _put_out(self, pump: Pump) -> None:
+        with suppress(Exception):  # there is no engine to tell
+            await pump.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

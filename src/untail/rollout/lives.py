@@ -7,12 +7,14 @@ audit alone under `audit`. A failure costs its own trajectory and no other.
 
 import asyncio
 
+from untail.backends.base import EngineLost
 from untail.envs import Answer
 from untail.observe.excerpt import ending
 from untail.rewards.scorer import PartialScore, Score
 from untail.rollout.audit import CANCELLED
 from untail.rollout.branching import Branching
 from untail.rollout.live import LiveGroup, Member, State, ghost_of
+from untail.rollout.losses import Losses
 from untail.rollout.outcome import records_of, settle_rewards
 from untail.rollout.parking import ParkingLot
 from untail.rollout.partials import Partials
@@ -29,6 +31,7 @@ class Lives:
         self.partials = Partials(stage)
         self.branching = Branching(stage, lambda m, verdict: self._stop(m, verdict, at_boundary=True), self._may_stop)
         self.parking = ParkingLot(self)
+        self.losses = Losses(stage, self.end_segment, self._leave_lost)
         self._scoring: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -49,6 +52,8 @@ class Lives:
             self.partials.hear(member, item)
         elif isinstance(item, Answer):
             self.parking.hear(member, item)
+        elif isinstance(item, EngineLost):
+            self.losses.hear(member, item)
         elif isinstance(item, Exception):
             self._on_failure(member, item)
         else:
@@ -122,6 +127,8 @@ class Lives:
             stage.record("segment", id=member.id, tokens=tokens, why="cut" if member.cutting else "boundary")
         if member.goes_to is not None:
             stage.record("move", id=member.id, source=member.engine, engine=member.goes_to, tokens=tokens)
+            stage.fleet.forget(member, at_boundary=True)
+        elif member.engine is not None and not stage.fleet.slots.is_open(member.engine):  # it is lent to somebody else
             stage.fleet.forget(member, at_boundary=True)
         if not stage.closing and self.branching.waits(member):
             self.partials.ask(member)
@@ -269,6 +276,12 @@ class Lives:
             if member.state is State.GONE:
                 self._record_cancel(member, audited=False)
             self._leave(member)
+
+    def _leave_lost(self, member: Member) -> None:
+        """It was stopped or cancelled, and its engine is gone before it said so."""
+        if member.state is State.GONE:
+            self._record_cancel(member, audited=False)
+        self._leave(member)
 
     def _leave(self, member: Member) -> None:
         stage = self.stage

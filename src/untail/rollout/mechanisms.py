@@ -4,7 +4,7 @@ Invariant: this is the one place that says how several answers to one question b
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, TypeVar, cast
 
 import untail.rollout.admit
@@ -226,6 +226,10 @@ class Mechanisms:
 
     def closes_at(self, view: View) -> float:
         return min((_ask(mechanism, "closes_at", view) for mechanism in self.finishes), default=math.inf)
+
+    def waits_for(self, view: View) -> Set[str] | None:
+        answers = (_ask(mechanism, "waits_for", view) for mechanism in self.finishes)
+        return next((groups for groups in answers if groups is not None), None)
 
     def keeps(self, group: Group, view: View) -> bool:
         return all(_ask(mechanism, "keeps", group, view) for mechanism in self.keepers)

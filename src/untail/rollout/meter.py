@@ -45,12 +45,14 @@ class Meter:
     def read(self) -> dict[str, Any]:
         after = [backend.load() for backend in self.backends]
         pairs = list(zip(self._before, after, strict=True))
+        overrun = sum(b.overrun - a.overrun for a, b in pairs)
         return {
             "generated": self.generated,
             "busy_s": sum(b.busy_s - a.busy_s for a, b in pairs),
             "computed": sum(b.computed - a.computed for a, b in pairs),
             "recomputed": sum(b.recomputed - a.recomputed for a, b in pairs),
             "preemptions": sum(b.preemptions - a.preemptions for a, b in pairs),
+            **({"overrun": overrun} if overrun else {}),
             **self._drafts(pairs),
             "kv_used": self._most_kv,
             "peak_mem": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -61,6 +61,10 @@ class View(Protocol):
     @property
     def engines(self) -> int:
         """How many there are."""
+        ...
+
+    def overdue(self) -> set[str]:
+        """Groups under way that would be too stale after this step's update: it waits for them."""
         ...
 
     @property
@@ -317,6 +321,11 @@ class Finish(ABC):
     @abstractmethod
     def closes_at(self, view: View) -> float:
         """When the step closes, by the clock: view.now or earlier for at once, infinity for not yet."""
+
+    def waits_for(self, view: View) -> Set[str] | None:
+        """Groups that the step waits for from now on: everything else rests. None: nobody makes way. The first that
+        has an opinion decides."""
+        return None
 
 
 class Keep(ABC):

@@ -17,8 +17,9 @@ class Slots:
         self.total = engines * each
         self.free = self.total
         self._free = [list(range(each)) for _ in range(engines)]
-        self._counts = [each] * engines  # of free slots
+        self._counts = [each] * engines  # of slots that are to be had
         self._emptiest = [(-each, engine) for engine in range(engines)]  # a heap; an entry counts if it is still true
+        self._closed: set[int] = set()  # engines that take nobody now
         self._lanes: Counter[str] = Counter()
         self._lane_of: dict[tuple[int, int], str] = {}  # by slot: a member's route may change while it holds one
 
@@ -34,7 +35,19 @@ class Slots:
         return self._emptiest[0][1]
 
     def has_free(self, engine: int) -> bool:
-        return bool(self._free[engine])
+        return bool(self._counts[engine])
+
+    def close(self, engine: int) -> None:
+        """Nobody gets a slot there any more; who has one keeps it."""
+        self._closed.add(engine)
+        self._count(engine)
+
+    def open(self, engine: int) -> None:
+        self._closed.discard(engine)
+        self._count(engine)
+
+    def is_open(self, engine: int) -> bool:
+        return engine not in self._closed
 
     def admits(self, route: Route) -> bool:
         return self._lanes[route.lane] < math.ceil(route.share * self.total)
@@ -42,7 +55,7 @@ class Slots:
     def take(self, member: Member, engine: int) -> None:
         """Pre: the engine has a free slot."""
         slot = heapq.heappop(self._free[engine])
-        self._change(engine, -1)
+        self._count(engine)
         member.engine, member.slot = engine, slot
         self._lane_of[engine, slot] = member.route.lane
         self._lanes[member.route.lane] += 1
@@ -52,7 +65,7 @@ class Slots:
         assert member.engine is not None
         assert member.slot is not None
         heapq.heappush(self._free[member.engine], member.slot)
-        self._change(member.engine, 1)
+        self._count(member.engine)
         self._lanes[self._lane_of.pop((member.engine, member.slot))] -= 1
         member.slot = None
 
@@ -61,9 +74,11 @@ class Slots:
         heir.engine, heir.slot = member.engine, member.slot
         member.engine = member.slot = None
 
-    def _change(self, engine: int, by: int) -> None:
-        self.free += by
-        self._counts[engine] += by
+    def _count(self, engine: int) -> None:
+        """What is to be had there has changed."""
+        count = 0 if engine in self._closed else len(self._free[engine])
+        self.free += count - self._counts[engine]
+        self._counts[engine] = count
         if self._counts[engine]:
             heapq.heappush(self._emptiest, (-self._counts[engine], engine))
         if len(self._emptiest) > MOST_STALE * len(self._counts):

@@ -77,8 +77,23 @@ class Stage:
         self.serial = 0  # members admitted so far
         self.closing = False  # the step takes no more decisions
         self.failure: Exception | None = None  # the first of the step
+        self.fatal: Exception | None = None  # nothing can go on
         self.view = LiveView(self)
         self.emit: Emit = lambda event: None
+        self.is_on = False  # a step is under way: what is recorded belongs to it
+        self._announced: list[tuple[str, dict[str, Any]]] = []
+
+    def announce(self, kind: str, **fields: Any) -> None:
+        """As `record`, of what may happen between two steps too: then it is recorded when the next begins."""
+        if self.is_on:
+            self.record(kind, **fields)
+        else:
+            self._announced.append((kind, fields))
+
+    def record_announced(self) -> None:
+        announced, self._announced = self._announced, []
+        for kind, fields in announced:
+            self.record(kind, **fields)
 
     def record(self, kind: str, **fields: Any) -> None:
         self.emit({"e": kind, "t": self.clock.now(), "step": self.view.step, **fields})

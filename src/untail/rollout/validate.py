@@ -5,13 +5,16 @@ turns as its environment wants, and nothing is ever cancelled, whatever the reci
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from itertools import count
 
-from untail.backends.base import Backend
+from untail.backends.base import Backend, EngineLost
 from untail.rewards.scorer import Score
 from untail.rollout.turns import Turns
 from untail.types import Chunk, Prompt, SamplingParams, SequenceSpec, Trajectory, stream_key
+
+MOST_ATTEMPTS = 300
 
 
 async def validate(
@@ -24,15 +27,24 @@ async def validate(
     label: str,
     seed: int,
     turns: Turns | None = None,
+    others: Sequence[Backend] = (),
 ) -> list[Trajectory]:
     """`label` keeps the random streams of different validations apart. While an environment is at work, its trajectory
-    holds no slot."""
-    slots = asyncio.Semaphore(concurrency)
+    holds no slot. `others` are engines that share the work; an answer whose engine is lost is begun again elsewhere."""
+    engines = [(each, asyncio.Semaphore(concurrency)) for each in (backend, *others)]
 
     async def answer(prompt: Prompt, number: int) -> Trajectory:
         name = f"{label}/{number}"
-        trajectory = Trajectory(name, prompt, stream_key(seed, name))
-        await _generate(backend, slots, trajectory, sampling, max_tokens, turns)
+        for attempt in count():
+            trajectory = Trajectory(name, prompt, stream_key(seed, name))
+            engine, slots = engines[(number + attempt) % len(engines)]
+            try:
+                await _generate(engine, slots, trajectory, sampling, max_tokens, turns)
+                break
+            except EngineLost:
+                if attempt == MOST_ATTEMPTS:
+                    raise
+                await asyncio.sleep(1.0)  # it may come back
         async with backend.clock.frozen():
             scored = await score(trajectory)
         trajectory.reward, trajectory.failure = scored.value, scored.failure

@@ -57,6 +57,9 @@ class LiveView:
     def ready(self) -> Sequence[Group]:
         return self._stage.pool.ready
 
+    def overdue(self) -> set[str]:
+        return self._stage.pool.overdue(self.step)
+
     def trainable(self) -> int:
         whole = sum(len(group.trajectories) for group in self.ready)
         if self._stage.mechanisms.rest != "close":

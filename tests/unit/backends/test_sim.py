@@ -13,7 +13,8 @@ import pytest
 
 from untail.backends.laws import Draw, Law, make_law, sim_prompts
 from untail.backends.sim import SimBackend, SimConfig
-from untail.backends.sim_engine import BOUNDARY_S, PART
+from untail.backends.sim_device import BOUNDARY_S
+from untail.backends.sim_sequence import PART
 from untail.backends.virtual_loop import run_virtual
 from untail.errors import RequestError, SequenceStateError, WeightsError
 from untail.types import Chunk, SequenceSpec, stream_key

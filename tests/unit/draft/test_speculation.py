@@ -9,7 +9,7 @@ from untail.draft import build as drafting
 from untail.draft.base import Drafter
 from untail.engine.draft import Draft
 from untail.engine.engine import Engine
-from untail.errors import ConfigError
+from untail.errors import ConfigError, UserError
 from untail.types import SamplingParams
 
 PROMPTS = {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8]}
@@ -120,3 +120,27 @@ def test_unknown_drafters_fields_and_choosers_are_named():
 
 def test_left_out_with_false():
     assert drafting.build(DraftConfig(drafters={"ngram": False}), 0) is None
+
+
+@pytest.mark.parametrize("drafts", [[], None, [None], [[1, 2]]])
+def test_a_drafter_that_gives_no_drafts_is_counted_as_failed(decoder, drafts):
+    class Wrong(Drafter):
+        name = "wrong"
+
+        def propose(self, asks):
+            return drafts
+
+    engine, _ = run(decoder, always(Wrong(None)))
+    assert engine.counts.drafted == 0
+    assert engine.speculation.figures()["wrong"]["failures"] > 0
+
+
+def test_a_drafter_that_cannot_begin_is_named(decoder):
+    class Broken(Drafter):
+        name = "broken"
+
+        def attach(self, runner):
+            raise RuntimeError("no room")
+
+    with pytest.raises(UserError, match=r"draft.drafters.broken could not begin \(RuntimeError\('no room'\)\)"):
+        Engine(decoder, EngineConfig(kv_blocks=8), speculation=always(Broken(None)))

@@ -176,6 +176,11 @@ def test_a_pool_that_holds_no_block(decoder):
         Engine(decoder, EngineConfig(kv_gib=1e-9))
 
 
+def test_a_pool_that_the_machine_cannot_hold(decoder):
+    with pytest.raises(RequestError, match=r"which would hold \d+ blocks or \d+ tokens; lower engine\.kv_gib"):
+        Engine(decoder, EngineConfig(kv_gib=1e6))
+
+
 def test_the_pool_is_as_large_as_asked(decoder):
     engine = Engine(decoder, EngineConfig(kv_gib=0.01))
     taken = engine.runner.kv.numel() * engine.runner.kv.element_size()

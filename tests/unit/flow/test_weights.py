@@ -10,7 +10,7 @@ from tests.helpers.workers import Publisher
 
 from untail.errors import WeightsError
 from untail.flow.cluster import connect
-from untail.flow.weights import checksum, fetch, publish
+from untail.flow.weights import Tensors, checksum, fetch, publish
 
 SOON = 300  # seconds: far longer than anything here takes on a busy machine, and far shorter than for ever
 
@@ -23,7 +23,7 @@ def cluster():
 
 def test_what_was_published_is_fetched_by_others_whole_and_newest(cluster):
     group = cluster.group(Publisher, devices=[[], []], name="p")
-    with pytest.raises(WeightsError, match="nothing was published under 'policy' yet"):
+    with pytest.raises(WeightsError, match="'policy' is not there in any version"):
         fetch(cluster.link, "policy")
     for version in (3, 4, 9):
         group[0].publish(version).wait(SOON)
@@ -31,6 +31,9 @@ def test_what_was_published_is_fetched_by_others_whole_and_newest(cluster):
         assert fetch(cluster.link, "policy")[0] == version
     with pytest.raises(WeightsError, match="version 9 of 'policy' is not newer than 9"):
         group[0].publish(9).wait(SOON)
+    with pytest.raises(WeightsError, match="'policy' is not there in version 3"):
+        fetch(cluster.link, "policy", 3)
+    assert fetch(cluster.link, "policy", 4)[1].tensors["b"][0, 0] == 4
     files = [path for path in cluster.shelf.folder.iterdir() if path.name != "lock"]
     assert len(files) == 2  # the newest two, and nothing of the refused one
 
@@ -52,16 +55,25 @@ def test_a_publisher_killed_in_the_middle_leaves_a_whole_version(cluster, when):
     group[0].kill()
     seen = reading.wait(SOON)
     assert seen == sorted(seen)
-    version, tensors = fetch(cluster.link, "policy")
+    version, found = fetch(cluster.link, "policy")
     assert version >= seen[-1]
-    assert all((tensor == version).all() for tensor in tensors.values())
+    assert all((tensor == version).all() for tensor in found.tensors.values())
     group[0].revive()
     group[0].publish(version + 1).wait(SOON)
     assert group[1].look(1).wait(SOON) == [version + 1]
 
 
+def test_several_names_are_published_together_or_not_at_all(cluster):
+    one, two = Tensors({"a": torch.ones(3)}), Tensors({"a": torch.zeros(3)})
+    publish(cluster.link, 5, {"second": two})
+    with pytest.raises(WeightsError, match="version 5 of 'second' is not newer"):
+        publish(cluster.link, 5, {"first": one, "second": two})
+    with pytest.raises(WeightsError, match="'first' is not there"):
+        fetch(cluster.link, "first")
+
+
 def test_damage_on_the_way_is_seen_and_nothing_is_used(cluster):
-    publish(cluster.link, "policy", 1, {"a": torch.ones(100_000)})
+    publish(cluster.link, 1, {"policy": Tensors({"a": torch.ones(100_000)})})
     (path,) = (path for path in cluster.shelf.folder.iterdir() if path.name != "lock")
     with Path(path).open("r+b") as file:
         file.seek(1000)
@@ -92,6 +104,6 @@ def test_on_ray_it_outlives_its_publisher_and_is_whole():
         seen = group[1].look(10).wait(SOON)
         assert seen == sorted(seen)
         group[0].kill()
-        version, tensors = fetch(cluster.link, "policy")
-        assert all((tensor == version).all() for tensor in tensors.values())
+        version, found = fetch(cluster.link, "policy")
+        assert all((tensor == version).all() for tensor in found.tensors.values())
         assert group[1].look(1).wait(SOON) == [version]

@@ -46,6 +46,7 @@ def test_a_plain_step(log):
     assert row["etr"] == 20 / 160
     assert row["slot_bubble"] == pytest.approx(1 - (2 + 10 + 1 + 3) / (2 * 10))
     assert row["tail_share"] == 0.0  # nine tenths of four are all four
+    assert row["tail_utilisation"] is None
     assert row["device_bubble"] == pytest.approx(1 - (8 + 4) / 16)
     assert (row["wall_s"], row["rollout_s"], row["update_s"]) == (16, 10, 4)
     assert row["learn"] == {"loss": 0.25, "logprob_s": 1.0, "update_s": 2.0}
@@ -65,7 +66,9 @@ def test_the_tail_begins_when_nine_tenths_of_what_is_trained_have_finished(log):
     log.whole("b0", 0, 50, 10, 0.0)  # not trained in this step: it does not count
     log.train(100, *(member(f"a{number}", 10, number % 2) for number in range(10)))
     log.over(100, 100, 100, generated=110, carried=10)
-    assert step_metrics(log.events, 11)["tail_share"] == pytest.approx((100 - 9) / 100)
+    row = step_metrics(log.events, 11, engines=2)
+    assert row["tail_share"] == pytest.approx((100 - 9) / 100)
+    assert row["tail_utilisation"] == pytest.approx(0.5)  # one of the two engines runs all the while
 
 
 def test_what_finished_in_an_earlier_step_had_finished_at_the_start(log):

@@ -448,6 +448,35 @@ def test_without_deferral_a_bound_of_zero_holds_nothing_up():
     assert step.seconds == 3
 
 
+def test_what_is_overdue_may_run_alone():
+    """Step 2 has its batch soon, and waits for group 0: the others leave their slots, and go on in step 4; what step 3
+    trains is there when it begins."""
+
+    def others(sprints: bool) -> tuple[int, set[str]]:
+        """Tokens that the others have when step 2 closes, and who of them goes on later."""
+        tables = {"defer": {}, "compaction": {}} | ({"sprint": {"missing": 0}} if sprints else {})
+        scripts = lengths((30, 30), (2, 2), (4, 4), default=25)
+        rig = Rig(scripts, tables, strides(4), prompts=1, slots=4, max_staleness=1)
+        one, two, _, four = rig.run(4)
+        assert (one.groups("train"), two.groups("train")) == (["1"], ["0"])
+        tokens = {two.label(event["id"]): event.get("tokens", 0) for event in two.events if "id" in event}
+        others = {label for label in tokens if not label.startswith(("0/", "2/"))}
+        return sum(tokens[label] for label in others), others & set(four.who("resume"))
+
+    alone, goes_on = others(sprints=True)
+    beside, _ = others(sprints=False)
+    assert alone < beside
+    assert goes_on
+
+
+def test_what_makes_way_comes_to_no_harm_where_no_free_slot_is_filled():
+    """Without compaction everybody who is at a boundary waits for the next round."""
+    tables = {"defer": {}, "sprint": {"missing": 0.5}, "oversample": {"rate": 0.6, "rest": "defer"}}
+    rig = Rig(by(lambda p, m: 2 + (7 * p + 5 * m) % 23), tables, strides(3), max_staleness=1)
+    ages = [step.number - 1 - t.version[0] for step in rig.run(12) for t in step.trained.values()]
+    assert max(ages) == 1
+
+
 def test_overdue_groups_go_first():
     """Group 0 was admitted before group 1, but begun after it: in step 3 group 1 is overdue, and goes first."""
 

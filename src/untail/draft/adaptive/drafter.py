@@ -3,7 +3,8 @@
 It learns from the learner's own pass, on idle time: while few of the engine's slots are busy. What it learned serves
 from the engine's next step on. A checkpoint has its weights and its optimizer, and not what it was learning from.
 
-Invariant: it is not trained while the target's weights change, whoever says meanwhile that the engine has time.
+Invariant: before it has learned anything it has no guess. It is not trained while the target's weights change, whoever
+says meanwhile that the engine has time.
 """
 
 import threading
@@ -46,11 +47,11 @@ class Adaptive(LearningDrafter):
 
         target, config = runner.decoder, self.config
         model = DraftModel(target.shape, target.embed.device, target.embed.dtype).requires_grad_(False).initialise()
-        if config.start is not None:
-            model.load_state_dict(load(Path(config.start).expanduser(), target))
+        learned = load(Path(config.start).expanduser(), target) if config.start is not None else None
+        model.load_state_dict(learned or model.state_dict())
         self.data = Captures(config.buffer_tokens)
         self.spot = Spot(target, model, self.data, config.lr, config.test_steps)
-        self.guesser = Guesser(runner, model, config.window)
+        self.guesser = Guesser(runner, model, self.spot.head, config.window, has_learned=learned is not None)
         self._busy = 1.0  # share of the slots
         self._updating = False
         self._deciding = threading.Lock()
@@ -80,9 +81,11 @@ class Adaptive(LearningDrafter):
 
     def hear_pass(self, micro: Any, hidden_TD: Any) -> None:
         self.data.hear(micro, hidden_TD)
+        self.spot.head.see(micro.ids_T)
 
     def after_update(self) -> None:
         self.data.end_step()
+        self.spot.head.refresh()
         self.spot.run(self.config.slices)
         with self._deciding:
             self._updating = False
@@ -95,10 +98,12 @@ class Adaptive(LearningDrafter):
             self.spot.pause()
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self.spot.state_dict()
+        tensors, numbers = self.spot.state_dict()
+        return tensors | {"seen": self.spot.head.state()}, numbers
 
     def load_state_dict(self, tensors: dict[str, Any], numbers: dict[str, Any]) -> None:
         self.spot.load_state_dict(tensors, numbers)
+        self.spot.head.restore(tensors["seen"])
 
     def export(self, folder: Path) -> None:
         """What was learned so far, served already or not."""

@@ -7,11 +7,11 @@ the j positions since are those of passes 1 to j (`DraftAttention`).
 
     loss = mean over passes of  1/2 smooth-L1(guess, hidden) + 1/2 sum_v -p_v log q_v
 
-with p and q the head's distributions of the target's hidden state and of the guess. The gradient runs through the
-guesses that were fed back. Rows of the prompt are context only, and so are a window's first rows, which no draft that
-began within the window can have come to.
+with p and q the head's distributions of the target's hidden state and of the guess, over its candidates (head.py). The
+gradient runs through the guesses that were fed back. Rows of the prompt are context only, and so are a window's first
+rows, which no draft that began within the window can have come to.
 
-Shape suffixes: T rows, R rows in the loss, S rows that are scored by the head, D hidden, W rows of one window.
+Shape suffixes: T rows, R rows in the loss, S rows that the head scores, C candidates, D hidden, W rows of one window.
 """
 
 import torch
@@ -19,34 +19,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from untail.draft.adaptive.data import Windows
+from untail.draft.adaptive.head import Head
 from untail.draft.adaptive.model import DraftModel, turn_of
 from untail.engine.models.decoder import Decoder
 
-MOST_SCORED = 512  # rows of [rows x vocab], for the target and for each pass
+MOST_SCORED = 512  # rows of [rows x candidates], for the target and for each pass
 
 
 def draft_loss(
-    model: DraftModel, target: Decoder, windows: Windows, test_steps: int, random: torch.Generator
+    model: DraftModel, target: Decoder, head: Head, windows: Windows, test_steps: int, random: torch.Generator
 ) -> Tensor:
     """Pre: a row of the windows is in the loss."""
-    wanted_TD, head_VD = windows.wanted_TD.to(model.fc.dtype), target.output_weight.detach()
+    wanted_TD = windows.wanted_TD.to(model.fc.dtype)
     index_R = rows_in_loss(windows, test_steps)
-    chosen_S = torch.randperm(len(index_R), generator=random)[: scored_rows(model, head_VD, len(index_R))]
+    chosen_S = torch.randperm(len(index_R), generator=random)[: scored_rows(model, head.rows_CD, len(index_R))]
     index_S = index_R[chosen_S.to(index_R.device)]
     guesses = passes(model, target, windows, test_steps)
     # All at once: to read the head costs more than to multiply a few rows by it.
     states = torch.cat([states_TD[index_S] for states_TD in (wanted_TD, *guesses)])
-    wanted_SV, *guessed = F.linear(states.to(head_VD.dtype), head_VD).float().split(len(index_S))
-    probs_SV = wanted_SV.detach().softmax(-1)
-    far = sum(-(probs_SV * logits_SV.log_softmax(-1)).sum(-1).mean() for logits_SV in guessed)
+    wanted_SC, *guessed = head.logits(states).float().split(len(index_S))
+    probs_SC = wanted_SC.detach().softmax(-1)
+    far = sum(-(probs_SC * logits_SC.log_softmax(-1)).sum(-1).mean() for logits_SC in guessed)
     near = sum(F.smooth_l1_loss(guess_TD[index_R], wanted_TD[index_R]) for guess_TD in guesses)
     return (0.5 * near + 0.5 * far) / len(guesses)
 
 
-def scored_rows(model: DraftModel, head_VD: Tensor, rows: int) -> int:
+def scored_rows(model: DraftModel, head_CD: Tensor, rows: int) -> int:
     """The head of a small model with a large vocabulary costs many times what the drafter's layer does. It is asked
     about as many rows, drawn at random, as make both cost the same."""
-    share = sum(parameter.numel() for parameter in model.parameters()) / head_VD.numel()
+    share = sum(parameter.numel() for parameter in model.parameters()) / head_CD.numel()
     return max(1, min(rows, MOST_SCORED, round(rows * share)))
 
 

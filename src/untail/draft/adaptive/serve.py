@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from untail.draft.adaptive.head import Head
 from untail.draft.adaptive.model import DraftModel, turn_of
 from untail.draft.coupled import guess
 from untail.engine.blocks import BLOCK
@@ -48,11 +49,14 @@ class Job(NamedTuple):
 
 
 class Guesser:
-    def __init__(self, runner: Runner, model: DraftModel, window: int):
-        """`window`: tokens that a draft looks back to, to the whole block."""
+    def __init__(self, runner: Runner, model: DraftModel, head: Head, window: int, has_learned: bool):
+        """`window`: tokens that a draft looks back to, to the whole block. A model that has learned nothing has no
+        guess, until another is loaded."""
         self.runner = runner
         self.model = model
+        self.head = head
         self.window = window
+        self.has_learned = has_learned
         shape = model.shape
         size = (1, 2, runner.blocks, BLOCK, shape.kv_heads, shape.head_dim)
         self.kv = torch.zeros(size, dtype=model.fc.dtype, device=model.fc.device)
@@ -61,6 +65,7 @@ class Guesser:
 
     def load(self, weights: dict[str, Tensor]) -> None:
         self.model.load_state_dict(weights)
+        self.has_learned = True
         self._stamps[:] = 0
 
     def forget(self, sequence: Sequence) -> None:
@@ -69,6 +74,8 @@ class Guesser:
     @torch.inference_mode()
     def drafts(self, asks: list[Ask]) -> list[Draft]:
         drafts = [NONE] * len(asks)
+        if not self.has_learned:
+            return drafts
         try:
             jobs = [self._job(number, ask) for number, ask in enumerate(asks) if ask.most and ask.sequence.computed]
             if jobs:
@@ -123,7 +130,7 @@ class Guesser:
             hidden_JD = self._step(active, depth, ids_J[: len(active)], hidden_JD[: len(active)])
             sequences = [job.sequence for job in active]
             positions = [len(sequence.tokens) + depth for sequence in sequences]
-            ids_J = guess(self.runner.decoder.logits(hidden_JD), sequences, positions)
+            ids_J = self.head.token_ids(guess(self.head.logits(hidden_JD), sequences, positions))
             columns.append(ids_J)
         rows = [column.tolist() for column in columns]
         return [[row[number] for row in rows[: job.most]] for number, job in enumerate(jobs)]

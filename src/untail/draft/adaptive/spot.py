@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from untail.draft.adaptive.data import Captures
+from untail.draft.adaptive.head import Head
 from untail.draft.adaptive.loss import draft_loss
 from untail.draft.adaptive.model import DraftModel
 from untail.engine.models.decoder import Decoder
@@ -40,6 +41,7 @@ class Spot:
         self.model = DraftModel(target.shape, model.fc.device, torch.float32)
         self.model.load_state_dict(model.state_dict())
         self.data = data
+        self.head = Head(target)
         self.slices = self.skipped = self.failures = 0
         self.seconds = self.longest_wait = 0.0
         self.loss: float | None = None
@@ -142,7 +144,8 @@ class Spot:
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
             self.slices = numbers["slices"]
-        self.publish()
+        if self.slices:
+            self.publish()
 
     def _tensors(self) -> dict[str, Tensor]:
         """Weights and optimizer state, by flat name."""
@@ -159,7 +162,7 @@ class Spot:
         if windows is None:
             return False
         random = torch.Generator().manual_seed(self.slices)
-        loss = draft_loss(self.model, self._target, windows, self._test_steps, random)
+        loss = draft_loss(self.model, self._target, self.head, windows, self._test_steps, random)
         loss.backward()
         self._step(loss.item())
         self.slices += 1

@@ -3,24 +3,28 @@
 Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out;
 its reward is the pull's tokens per second. The best arm is the one with the highest median of its last pulls.
 
-Invariant: every arm is pulled once before the median counts, and now and then afterwards, ever more seldom. A context
-that is new takes the pulls of one with the same batch size, if there is one, for its own: acceptance and length change
-slowly, and nothing has to be tried again for them. The arm without drafts is always offered.
+Invariant: every arm is pulled twice before the median counts, unless its drafter was hopeless at a smaller depth. Now
+and then one is pulled again, ever more seldom: the nearer it came to the best, the more often, for what is far behind
+costs most to try and has least to gain. A context that is new takes over what one with the same batch size
+knows, if there is one: acceptance and length change slowly, and nothing has to be tried again for them. The arm without
+drafts is always offered.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from random import Random
-from statistics import median
+from statistics import median_high
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from untail.config import PositiveInt, Strict
-from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Scene
+from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Outcome, Scene
 
 LENGTHS = (1024, 4096, 16384)  # of the context in tokens: where the buckets end
 ACCEPTANCES = (0.3, 0.6)
+HOPELESS = 0.5  # of the best median: deeper arms of a drafter that stays below are not tried for a start
+TRIES = 2  # pulls of an arm before it is judged
+TIE = 0.05  # of the best median: who is behind by less is as good as the best, when it comes to trying
 Chance = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -30,6 +34,10 @@ class Context(NamedTuple):
     acceptance: int
 
 
+Rewards = dict[Arm, list[tuple[int, float]]]
+"""By arm, of each pull: how many there had been in its context, and its tokens per second."""
+
+
 @dataclass(slots=True)
 class Pull:
     """An arm that is held."""
@@ -37,7 +45,7 @@ class Pull:
     context: Context
     arm: Arm
     left: int  # steps
-    tokens: int = 0
+    tokens: float = 0.0
     seconds: float = 0.0
 
     @property
@@ -53,8 +61,8 @@ class Bandit(Chooser):
     class Config(Strict):
         depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (2, 4, 8)  # drafts per sequence
         hold: PositiveInt = 8  # steps of a pull
-        trial: PositiveInt = 2  # steps of the first pull of an arm
-        window: PositiveInt = 300  # pulls of an arm that count
+        trial: PositiveInt = 4  # sequences' steps of a pull that tries an arm, and two steps at least
+        window: PositiveInt = 300  # pulls in a context after which one counts no more, if its arm had another since
         explore: Chance = 0.1  # share of pulls that try another arm, at first
         explore_last: Chance = 0.02  # the same in the end
         decay: PositiveInt = 50  # pulls of a context after which it is half way there
@@ -65,7 +73,7 @@ class Bandit(Chooser):
     def __init__(self, config: Any, drafters: list[str], seed: int):
         super().__init__(config, drafters, seed)
         self._random = Random(seed)
-        self._rewards: dict[Context, dict[Arm, deque[float]]] = {}
+        self._rewards: dict[Context, Rewards] = {}
         self._pulls: dict[Context, int] = {}
         self._pull: Pull | None = None
 
@@ -73,25 +81,21 @@ class Bandit(Chooser):
         context = _context(scene)
         if self._pull is None or self._pull.left == 0 or self._pull.context.batch != context.batch:
             if self._pull is not None and self._pull.seconds > 0:  # also one that was cut short: its steps count
-                self._rewards[self._pull.context].setdefault(self._pull.arm, self._kept()).append(self._pull.reward)
+                self._remember(self._pull)
             self._pull = self._begin(context, scene.batch)
         self._pull.left -= 1
         return self._pull.arm
 
-    def heard(
-        self, scene: Scene, arm: Arm, emitted: int, drafted: int, accepted: int, draft_s: float, step_s: float
-    ) -> None:
+    def heard(self, scene: Scene, arm: Arm, outcome: Outcome) -> None:
         pull = self._pull
         if pull is None or pull.arm != arm:
             return
-        pull.tokens += emitted
-        pull.seconds += step_s
+        pull.tokens += outcome.emitted
+        pull.seconds += outcome.step_s
 
     def state(self) -> dict[str, Any]:
         rewards = [
-            [list(context), list(arm), list(kept)]
-            for context, arms in self._rewards.items()
-            for arm, kept in arms.items()
+            [list(context), list(arm), kept] for context, arms in self._rewards.items() for arm, kept in arms.items()
         ]
         pulls = [[list(context), count] for context, count in self._pulls.items()]
         return {"rewards": rewards, "pulls": pulls}
@@ -99,20 +103,40 @@ class Bandit(Chooser):
     def restore(self, state: dict[str, Any]) -> None:
         for context, (drafter, depth), kept in state["rewards"]:
             if drafter is None or drafter in self.drafters:
-                self._rewards.setdefault(Context(*context), {})[Arm(drafter, depth)] = self._kept(kept)
+                arms = self._rewards.setdefault(Context(*context), {})
+                arms[Arm(drafter, depth)] = [(when, reward) for when, reward in kept]
         self._pulls = {Context(*context): count for context, count in state["pulls"]}
 
     def _begin(self, context: Context, batch: int) -> Pull:
         if context not in self._rewards:
             self._rewards[context] = self._borrowed(context)
         known, arms = self._rewards[context], self._offered(batch)
-        untried = next((arm for arm in arms if arm not in known), None)
-        if untried is not None:
-            return Pull(context, untried, self.config.trial)
+        medians = {arm: _median(known[arm]) for arm in arms if arm in known}
+        trial = max(2, self.config.trial // batch)
+        hopeless = {arm for arm in arms if _is_hopeless(arm, known)}
+        untried = [arm for arm in arms if len(known.get(arm, ())) < TRIES and arm not in hopeless]
+        if untried:
+            return Pull(context, min(untried, key=lambda arm: (arm.depth, len(known.get(arm, ())))), trial)
         count = self._pulls[context] = self._pulls.get(context, 0) + 1
+        best = max(medians, key=lambda arm: medians[arm])
         if len(arms) > 1 and self._random.random() < self._explores(count):
-            return Pull(context, self._random.choice(arms), self.config.trial)
-        return Pull(context, max(arms, key=lambda arm: median(known[arm])), self.config.hold)
+            other = self._another([arm for arm in arms if arm != best], medians)
+            return Pull(context, other, 2 if other in hopeless else trial)
+        return Pull(context, best, self.config.hold)
+
+    def _another(self, arms: list[Arm], medians: dict[Arm, float]) -> Arm:
+        """What was never tried counts as the best of its drafter."""
+        best = max(medians.values())
+        of_drafter = lambda arm: max(
+            (value for other, value in medians.items() if other.drafter == arm.drafter), default=best
+        )
+        behind = [1 - medians.get(arm, of_drafter(arm)) / best for arm in arms]
+        return self._random.choices(arms, [max(TIE, gap) ** -2 for gap in behind])[0]
+
+    def _remember(self, pull: Pull) -> None:
+        now, known = self._pulls.get(pull.context, 0), self._rewards[pull.context]
+        recent = [(when, reward) for when, reward in known.get(pull.arm, []) if when > now - self.config.window]
+        known[pull.arm] = [*recent, (now, pull.reward)]
 
     def _explores(self, count: int) -> float:
         first, last = self.config.explore, self.config.explore_last
@@ -122,16 +146,25 @@ class Bandit(Chooser):
         fits = [depth for depth in self.config.depths if batch * (depth + 1) <= self.config.max_verify]
         return [OFF, *(Arm(drafter, depth) for drafter in self.drafters for depth in fits)]
 
-    def _borrowed(self, context: Context) -> dict[Arm, deque[float]]:
-        """Of the context that is most like it, the last pull of each arm: the first of its own soon outvote it."""
+    def _borrowed(self, context: Context) -> Rewards:
+        """Of the context that is most like it, each arm's median as its first pulls: its own soon outvote them."""
         alike = [other for other in self._rewards if other.batch == context.batch]
         if not alike:
             return {}
         far = lambda other: abs(other.length - context.length) + abs(other.acceptance - context.acceptance)
-        return {arm: self._kept([kept[-1]]) for arm, kept in self._rewards[min(alike, key=far)].items()}
+        return {arm: [(0, _median(kept))] * TRIES for arm, kept in self._rewards[min(alike, key=far)].items()}
 
-    def _kept(self, rewards: list[float] | tuple[()] = ()) -> deque[float]:
-        return deque(rewards, maxlen=self.config.window)
+
+def _median(kept: list[tuple[int, float]]) -> float:
+    """The higher one of two: what holds a step up makes it slower, never faster."""
+    return median_high(reward for _, reward in kept)
+
+
+def _is_hopeless(arm: Arm, known: Rewards) -> bool:
+    """Its drafter did badly at every depth that is known; the smallest, where it costs least, comes first."""
+    judged = {other: _median(kept) for other, kept in known.items() if len(kept) >= TRIES}
+    its = [value for other, value in judged.items() if other.drafter == arm.drafter]
+    return bool(its) and max(its) < HOPELESS * max(judged.values())
 
 
 def _context(scene: Scene) -> Context:

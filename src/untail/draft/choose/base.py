@@ -22,12 +22,23 @@ class Scene(NamedTuple):
     acceptance: float | None  # recent share of drafts that were accepted, of all drafters; None: nothing was drafted
 
 
+class Outcome(NamedTuple):
+    """What a step gave. A drafter may have drafted less than asked for, or nothing."""
+
+    emitted: float  # tokens, of all sequences; above 0
+    drafted_for: int  # sequences that carried drafts
+    drafted: int  # drafts
+    accepted: int  # of these
+    draft_s: float  # seconds of drafting
+    step_s: float  # seconds of the step, with its drafting
+
+
 OFF = Arm(None, 0)
 
 
 class Chooser:
     """Called from the engine's thread alone: `choose` before a step and `heard` after it, if its seconds are those of
-    decoding; steps that also filled in prompts are not told."""
+    decoding; steps that also filled in many prompts are not told."""
 
     class Config(Strict):
         pass
@@ -45,11 +56,8 @@ class Chooser:
         """Pre: scene.batch >= 1. Post: a drafter with depth >= 1, or OFF."""
         raise NotImplementedError
 
-    def heard(
-        self, scene: Scene, arm: Arm, emitted: int, drafted: int, accepted: int, draft_s: float, step_s: float
-    ) -> None:
-        """What the step gave. Pre: `scene` and `arm` are the last `choose`'s, emitted >= 1, accepted <= drafted,
-        draft_s <= step_s. A drafter may have drafted less than asked for, or nothing."""
+    def heard(self, scene: Scene, arm: Arm, outcome: Outcome) -> None:
+        """Pre: `scene` and `arm` are the last `choose`'s."""
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to go on with the same choices, as JSON."""

@@ -12,7 +12,8 @@ from untail.engine.models.gguf_file import read_gguf
 from untail.engine.models.names import check, copy_in
 from untail.engine.models.shape import Shape
 from untail.engine.models.sources import ModelFiles, find_model
-from untail.errors import ConfigError, ModelError, WeightsError
+from untail.engine.notice import say_once
+from untail.errors import ModelError, WeightsError
 from untail.tokenizer import Tokenizer
 
 
@@ -24,8 +25,8 @@ class LoadedModel:
 
 def choose_device(device: str) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("engine.device = 'cuda', but torch sees no GPU here; use 'cpu' or 'auto'")
-    return torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
+        say_once("engine.device = 'cuda', but torch sees no GPU here: going on with the CPU")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -42,13 +43,31 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> LoadedMo
 def load_decoder(files: ModelFiles, device: str = "auto", dtype: str = "auto") -> Decoder:
     where = choose_device(device)
     shape, tensors = _read(files)
-    decoder = Decoder(shape, where, choose_dtype(dtype, where))
+    kind = choose_dtype(dtype, where)
+    refuse_if_too_heavy(shape, where, kind)
+    decoder = Decoder(shape, where, kind)
     try:
         check(decoder, tensors)
     except WeightsError as error:
         raise ModelError(f"{files.folder}: {error}") from None
     copy_in(decoder, tensors)
     return decoder
+
+
+def refuse_if_too_heavy(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+    """Weights that a GPU has no memory for. A CPU's memory is not ours to judge: it may swap."""
+    if device.type != "cuda":
+        return
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in Decoder(shape, "meta", dtype).parameters())
+    free = torch.cuda.mem_get_info(device)[0]
+    if count * dtype.itemsize > free:
+        smaller = "engine.dtype = 'bfloat16', " if dtype.itemsize > 2 and count * 2 < free else ""
+        raise ModelError(
+            f"the model has {count / 1e9:.3g} billion weights, {count * dtype.itemsize / 2**30:.3g} GiB in "
+            f"{str(dtype).removeprefix('torch.')}, but {device} has {free / 2**30:.3g} GiB free; use {smaller}a model "
+            f"of at most {free / dtype.itemsize / 1e9:.3g} billion weights, or engine.device = 'cpu'"
+        )
 
 
 def _read(files: ModelFiles) -> tuple[Shape, Mapping[str, Tensor]]:

@@ -33,6 +33,7 @@ FIGURES = (
     Figure("makespan_p50", "a step, median", "from its begin to the new weights", seconds),
     Figure("makespan_p95", "a step, 95th percentile", "", seconds),
     Figure("tail_share", "tail", "share of the rollout after nine tenths had finished", share),
+    Figure("tail_utilisation", "engines at work in the tail", "share of its seconds", share),
     Figure("slot_bubble", "slots idle", "share of slots times seconds of the rollout in which nothing ran", share),
     Figure("device_bubble", "device idle", "share of the step", share),
     Figure("tokens", "tokens generated", "", count),

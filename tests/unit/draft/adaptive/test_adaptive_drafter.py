@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers.drafting import always
 from tests.unit.draft.adaptive.helpers import TOY, capture, hidden_states, random_model, toy_target
 
 from untail.config import EngineConfig
@@ -90,7 +91,7 @@ class Checked:
                 self.wrong.append((ask.sequence.id, len(ask.sequence.tokens), draft.tokens, plain))
         return drafts
 
-    def verified(self, results, seconds, only_decoded):
+    def verified(self, results, seconds, mostly_decoded):
         self.accepted += sum(result.accepted for result in results)
 
 
@@ -294,3 +295,28 @@ def test_an_exported_drafter_is_a_start(tmp_path):
     assert torch.equal(drafter.spot.model.down, random_model(seed=5).down), "and that is what is trained on"
     with pytest.raises(ConfigError, match="their embeddings"):
         make(start=str(tmp_path), target=toy_target(seed=3))
+
+
+def test_it_has_no_guess_before_it_has_learned():
+    drafter = Adaptive(Adaptive.Config())
+    engine = Engine(toy_target(), EngineConfig(kv_blocks=64), speculation=always(drafter))
+    engine.add(spec("a", 5, 6))
+    while engine.has_work:
+        engine.step()
+    assert engine.counts.drafted == 0
+    drafter.spot.publish()
+    engine.add(spec("b", 5, 6))
+    while engine.has_work:
+        engine.step()
+    assert engine.counts.drafted > 0
+
+
+def test_a_resume_teaches_it_nothing():
+    saved, resumed = Adaptive(Adaptive.Config()), Adaptive(Adaptive.Config())
+    for drafter in (saved, resumed):
+        engine = Engine(toy_target(), EngineConfig(kv_blocks=64), speculation=always(drafter))
+    resumed.load_state_dict(*saved.state_dict())
+    engine.add(spec("a", 5, 6))
+    while engine.has_work:
+        engine.step()
+    assert engine.counts.drafted == 0

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from tests.helpers.models import FAMILIES
 from tests.unit.draft.adaptive.helpers import TOY, capture, hidden_states, random_model, toy_target, windows_of
 
+from untail.draft.adaptive.head import Head
 from untail.draft.adaptive.loss import draft_loss, passes, rows_in_loss, scored_rows, visible
 from untail.draft.adaptive.model import DraftModel, draft_shape, turn_of
 from untail.engine.attention.varlen import VarlenAttention
@@ -113,7 +114,7 @@ def test_the_loss_is_that_of_a_plain_loop():
                 probs = (target.output_weight @ wanted).softmax(0)
                 far = -(probs * (target.output_weight @ guess).log_softmax(0)).sum()
                 total = total + 0.5 * near + 0.5 * far
-    loss = draft_loss(model, target, windows, steps, torch.Generator())
+    loss = draft_loss(model, target, Head(target), windows, steps, torch.Generator())
     torch.testing.assert_close(loss, total / rows / (steps + 1))
 
 
@@ -156,6 +157,6 @@ def test_a_large_vocabulary_is_asked_about_fewer_rows():
 def test_the_target_gets_no_gradient():
     target = toy_target().requires_grad_(True)
     own = capture(target, 12)
-    draft_loss(random_model(), target, windows_of(own), 1, torch.Generator()).backward()
+    draft_loss(random_model(), target, Head(target), windows_of(own), 1, torch.Generator()).backward()
     assert all(parameter.grad is None for parameter in target.parameters())
     assert hidden_states(target, own.ids_N).requires_grad

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from untail.draft.choose.bandit import Bandit
-from untail.draft.choose.base import OFF, Arm, Scene
+from untail.draft.choose.base import OFF, Arm, Outcome, Scene
 
 DRAFTERS = ["history", "adaptive"]
 
@@ -25,16 +25,35 @@ def play(chooser, speeds, steps, batch=1, rng=None, noise=0.2) -> Counter[Arm]:
         emitted = batch * (1 if arm == OFF else rng.choice((1, 1, 1 + 2 * arm.depth)))
         speed = speeds.get(arm, speeds["others"]) * (1 + noise * (rng.random() - 0.5))
         seconds = emitted / (speed * batch)
-        chooser.heard(scene, arm, emitted, 0, 0, 0.0, seconds)
+        chooser.heard(scene, arm, Outcome(emitted, 0, 0, 0, 0.0, seconds))
         taken[arm] += 1
     return taken
 
 
 @pytest.mark.parametrize("best", [OFF, Arm("history", 8), Arm("adaptive", 2)])
 def test_the_best_arm_is_found(best):
-    taken = play(bandit(), {best: 3.0, "others": 1.0}, 2000)
+    taken = play(bandit(), {best: 3.0, "others": 2.0}, 2000)
     assert taken[best] > 0.9 * 2000
     assert len(taken) == 7, "every arm was tried, off included"
+
+
+def test_what_is_far_behind_is_seldom_tried():
+    speeds = {OFF: 1.0, Arm("history", 2): 1.5, Arm("history", 4): 1.4, "others": 0.5}
+    taken = play(bandit(explore=0.5, explore_last=0.5), speeds, 4000)
+    assert taken[Arm("history", 4)] > 5 * taken[Arm("adaptive", 2)]
+
+
+def test_a_hopeless_drafter_is_not_tried_deeper():
+    taken = play(bandit(explore=0, explore_last=0), {OFF: 3.0, "others": 1.0}, 400)
+    assert set(taken) == {OFF, Arm("history", 2), Arm("adaptive", 2)}
+
+
+def test_one_that_gets_better_is_found_all_the_same():
+    """An adaptive drafter before and after its training."""
+    chooser = bandit()
+    play(chooser, {OFF: 2.0, "others": 0.5}, 400)
+    taken = play(chooser, {Arm("adaptive", 4): 4.0, Arm("adaptive", 2): 3.0, OFF: 2.0, "others": 0.5}, 20000)
+    assert taken[Arm("adaptive", 4)] > 10000
 
 
 def test_it_loses_less_than_a_twentieth():
@@ -46,7 +65,7 @@ def test_it_loses_less_than_a_twentieth():
         scene = Scene(1, 100, 0.5)
         arm = chooser.choose(scene)
         took = 1 / speeds.get(arm, speeds["others"]) * (1 + 0.2 * (rng.random() - 0.5))
-        chooser.heard(scene, arm, 1, 0, 0, 0.0, took)
+        chooser.heard(scene, arm, Outcome(1, 0, 0, 0, 0.0, took))
         tokens, seconds = tokens + 1, seconds + took
     assert tokens / seconds > 0.95 * 1.6
 

@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.models import random_decoder
 
 from untail.engine.models.folder import read_shape, save_folder
-from untail.engine.models.load import load_decoder
+from untail.engine.models.load import choose_device, choose_dtype, load_decoder, refuse_if_too_heavy
 from untail.engine.models.shape import Shape
 from untail.engine.models.sources import ModelFiles, find_model
+from untail.engine.notice import say_once
 from untail.errors import ModelError
 
 
@@ -89,3 +90,36 @@ def test_a_config_that_lacks_something(folder):
 def test_stop_ids_of_the_generation_config_count(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     assert read_shape(folder).eos_ids == (3, 4)
+
+
+def test_without_a_gpu_the_cpu_does_and_a_line_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    say_once.cache_clear()
+    device = choose_device("cuda")
+    assert (device.type, choose_dtype("auto", device)) == ("cpu", torch.float32)
+    assert capsys.readouterr().err == "engine.device = 'cuda', but torch sees no GPU here: going on with the CPU\n"
+    choose_device("cuda")
+    choose_device("auto")
+    assert capsys.readouterr().err == "", "it is said once"
+
+
+def test_with_a_gpu_auto_takes_it_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (choose_device("auto").type, choose_device("cpu").type) == ("cuda", "cpu")
+    assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
+
+
+def test_weights_that_a_gpu_cannot_hold(monkeypatch):
+    """What would fit is said: other numbers, or another model."""
+    shape = random_decoder("llama").shape
+    count = sum(parameter.numel() for parameter in random_decoder("llama").parameters())
+    gpu = torch.device("cuda")
+    for free, hint in [
+        (count * 3, "use engine.dtype = 'bfloat16', a model of at most"),
+        (count, "; use a model of at"),
+    ]:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
+        assert_refused(hint, lambda: refuse_if_too_heavy(shape, gpu, torch.float32))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (count * 4, count * 4))
+    refuse_if_too_heavy(shape, gpu, torch.float32)
+    refuse_if_too_heavy(shape, torch.device("cpu"), torch.float32)

@@ -1,0 +1,256 @@
+"""Paged attention in one Triton kernel: prefill, decode and verification alike.
+
+Invariant: a query tile is up to ROWS (token, head) pairs of one sequence that share a key-value head; token t sees keys
+0 to t of its own sequence, found through the block table, and nothing else. Long contexts are cut into splits that run
+side by side; the last of a tile's splits to finish adds them up, so that there is no second kernel and no host decides
+anything: the same launch is right for any context, which is what a captured graph needs.
+
+Pre: head size a power of two from 16 to 256; `supports` says so.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from untail.engine.attention.sdpa import Span
+from untail.engine.blocks import BLOCK
+from untail.engine.device_kernels import HEAD_SIZES
+from untail.engine.kernels.chain import start, wait
+
+LOG2_E = 1.4426950408889634
+KEYS = 64  # keys looked at in one go
+MOST_SPLITS = 16
+MOST_ROWS = 64  # of a tile
+
+
+def supports(head_dim: int) -> bool:
+    return head_dim in HEAD_SIZES
+
+
+@triton.jit
+def places(block_N, key_N, kv_head, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr):
+    """Where in a layer's keys, and in its values, those keys are: [N, HEAD]."""
+    slot_N = (block_N.to(tl.int64) * PAGE + key_N % PAGE) * (KV_HEADS * HEAD) + kv_head * HEAD
+    return slot_N[:, None] + tl.arange(0, HEAD)[None, :]
+
+
+@triton.jit
+def attend(q_RH, k_NH, v_NH, key_N, position_R, end, most_R, sum_R, out_RH, scale_log2):
+    """Take these keys into a row's maximum, sum and weighted values. Pre: values from `end` on are 0, since beyond it
+    lies whatever was there, and 0 x NaN would count."""
+    score_RN = tl.dot(q_RH, tl.trans(k_NH), input_precision="ieee") * scale_log2
+    sees_RN = (key_N[None, :] <= position_R[:, None]) & (key_N < end)[None, :]
+    score_RN = tl.where(sees_RN, score_RN, float("-inf"))
+    new_R = tl.maximum(most_R, tl.max(score_RN, 1))
+    base_R = tl.where(new_R == float("-inf"), 0.0, new_R)  # a row that sees none of these keys stays empty
+    share_R = tl.exp2(most_R - base_R)
+    weight_RN = tl.exp2(score_RN - base_R[:, None])
+    out_RH = tl.dot(weight_RN.to(v_NH.dtype), v_NH, out_RH * share_R[:, None], input_precision="ieee")
+    return new_R, sum_R * share_R + tl.sum(weight_RN, 1), out_RH
+
+
+@triton.jit
+def paged_kernel(
+    q, keys, values, out, tables, contexts, query_starts, tile_sequences, tile_tokens, partial, sums, arrivals,
+    table_stride, scale_log2,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Split s of a tile looks at blocks s, s + SPLITS, ... of KEYS keys: its first is known before the context is.
+
+    With a WIDTH, tile i is sequence i with so many tokens, and `contexts` holds every token's position.
+    """
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start(CHAINED)
+    row, dim, key = tl.arange(0, ROWS), tl.arange(0, HEAD), tl.arange(0, KEYS)
+    key_N = split * KEYS + key
+    wait(CHAINED)
+    if WIDTH:
+        sequence, first_token, tokens, begin = tile, 0, WIDTH, tile * WIDTH
+        context = tl.load(contexts + tile * WIDTH).to(tl.int32) + WIDTH
+    else:
+        sequence, first_token = tl.load(tile_sequences + tile), tl.load(tile_tokens + tile)
+        begin = tl.load(query_starts + sequence)
+        tokens = tl.load(query_starts + sequence + 1) - begin
+        context = tl.load(contexts + sequence)
+    table = tables + sequence.to(tl.int64) * table_stride
+    block_N = tl.load(table + key_N // PAGE, mask=key_N // PAGE < table_stride, other=0)
+    place_NH = places(block_N, key_N, kv_head, KV_HEADS, HEAD, PAGE)
+    k_NH, v_NH = tl.load(keys + place_NH), tl.load(values + place_NH)
+    token_R, head_R = first_token + row // GROUP, kv_head * GROUP + row % GROUP
+    is_row_R = (token_R < tokens) & (row < (ROWS // GROUP) * GROUP)
+    q_offset_RH = ((begin + token_R) * (KV_HEADS * GROUP) + head_R)[:, None].to(tl.int64) * HEAD + dim[None, :]
+    q_RH = tl.load(q + q_offset_RH, mask=is_row_R[:, None], other=0.0)
+    position_R = context - tokens + token_R
+    end = tl.minimum(context, context - tokens + first_token + ROWS // GROUP)  # keys the tile's last token sees
+    live_splits = tl.minimum(tl.cdiv(end, KEYS), SPLITS)
+    if split >= live_splits:
+        return
+    v_NH = tl.where((key_N < end)[:, None], v_NH, 0.0)
+    most_R = tl.full((ROWS,), float("-inf"), tl.float32)
+    sum_R = tl.zeros((ROWS,), tl.float32)
+    out_RH = tl.zeros((ROWS, HEAD), tl.float32)
+    most_R, sum_R, out_RH = attend(q_RH, k_NH, v_NH, key_N, position_R, end, most_R, sum_R, out_RH, scale_log2)
+    for first_key in tl.range((split + SPLITS) * KEYS, end, SPLITS * KEYS, num_stages=STAGES):
+        key_N = first_key + key
+        is_key_N = key_N < end
+        block_N = tl.load(table + key_N // PAGE, mask=is_key_N, other=0)
+        place_NH = places(block_N, key_N, kv_head, KV_HEADS, HEAD, PAGE)
+        k_NH = tl.load(keys + place_NH, mask=is_key_N[:, None], other=0.0)
+        v_NH = tl.load(values + place_NH, mask=is_key_N[:, None], other=0.0)
+        most_R, sum_R, out_RH = attend(q_RH, k_NH, v_NH, key_N, position_R, end, most_R, sum_R, out_RH, scale_log2)
+    if live_splits > 1:
+        # [tiles, KV_HEADS, SPLITS, ROWS, HEAD], and [.., 2, ROWS] for maximum and sum
+        place = (tile * KV_HEADS + kv_head) * SPLITS
+        mine = place + split
+        place_RH = row[:, None] * HEAD + dim[None, :]
+        tl.store(partial + mine.to(tl.int64) * (ROWS * HEAD) + place_RH, out_RH, mask=is_row_R[:, None])
+        tl.store(sums + mine * 2 * ROWS + row, most_R)
+        tl.store(sums + mine * 2 * ROWS + ROWS + row, sum_R)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
+        if arrived < live_splits - 1:
+            return
+        most_R = tl.full((ROWS,), float("-inf"), tl.float32)
+        for other in tl.static_range(SPLITS):  # unrolled: all loads are on their way together
+            their_most = sums + (place + other) * 2 * ROWS + row
+            is_there_R = is_row_R & (row * 0 + other < live_splits)
+            most_R = tl.maximum(most_R, tl.load(their_most, mask=is_there_R, other=float("-inf"), cache_modifier=".cg"))
+        most_R = tl.where(most_R == float("-inf"), 0.0, most_R)  # padding
+        sum_R = tl.zeros((ROWS,), tl.float32)
+        out_RH = tl.zeros((ROWS, HEAD), tl.float32)
+        for other in tl.static_range(SPLITS):
+            their_most = sums + (place + other) * 2 * ROWS + row
+            is_there_R = is_row_R & (row * 0 + other < live_splits)
+            share_R = tl.exp2(tl.load(their_most, mask=is_there_R, other=float("-inf"), cache_modifier=".cg") - most_R)
+            sum_R += share_R * tl.load(their_most + ROWS, mask=is_there_R, other=0.0, cache_modifier=".cg")
+            their_out = partial + (place + other).to(tl.int64) * (ROWS * HEAD) + place_RH
+            out_RH += share_R[:, None] * tl.load(their_out, mask=is_there_R[:, None], other=0.0, cache_modifier=".cg")
+        tl.store(arrivals + tile * KV_HEADS + kv_head, 0)  # ready for the next launch
+    tl.store(out + q_offset_RH, out_RH / sum_R[:, None], mask=is_row_R[:, None])
+
+
+class Scratch(NamedTuple):
+    """Where splits leave their share; one launch after another may use the same."""
+
+    partial: Tensor
+    sums: Tensor
+    arrivals: Tensor  # zero between launches
+
+    @classmethod
+    def make(cls, tiles: int, kv_heads: int, splits: int, rows: int, head_dim: int, device: torch.device) -> "Scratch":
+        count = tiles * kv_heads * splits
+        return cls(
+            torch.empty(count * rows * head_dim, device=device),
+            torch.empty(count * 2 * rows, device=device),
+            torch.zeros(tiles * kv_heads, dtype=torch.int32, device=device),
+        )
+
+
+class Tiles(NamedTuple):
+    """How packed tokens are cut into query tiles, and each tile's keys into splits."""
+
+    rows: int
+    splits: int
+    tile_sequences: Tensor
+    tile_tokens: Tensor
+    query_starts: Tensor
+    contexts: Tensor
+    tables: Tensor
+
+    @classmethod
+    def of(cls, spans: list[Span], group: int, kv_heads: int, device: torch.device) -> "Tiles":
+        rows = rows_for(max(span.size for span in spans), group)
+        step = rows // group
+        tiles = [(number, first) for number, span in enumerate(spans) for first in range(0, span.size, step)]
+        tables = np.zeros((len(spans), max(len(span.blocks) for span in spans)), dtype=np.int32)
+        for number, span in enumerate(spans):
+            tables[number, : len(span.blocks)] = span.blocks
+        starts = [0]
+        for span in spans:
+            starts.append(starts[-1] + span.size)
+        on_device = lambda values: torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
+        return cls(
+            rows,
+            few_kinds(splits_for(len(tiles) * kv_heads, max(span.context for span in spans), device)),
+            on_device([sequence for sequence, _ in tiles]),
+            on_device([first for _, first in tiles]),
+            on_device(starts),
+            on_device([span.context for span in spans]),
+            torch.from_numpy(tables).to(device, non_blocking=True),
+        )
+
+
+class TritonPaged:
+    """The seam of attention/base.py over packed spans, in any order. `kv` is [layers, 2, blocks, BLOCK, K, D]."""
+
+    def __init__(self, kv: Tensor, slots_T: Tensor, spans: list[Span], heads_per_kv: int):
+        kv_heads, head_dim = kv.shape[-2:]
+        self.kv = kv
+        self.slots_T = slots_T
+        self.heads_per_kv = heads_per_kv
+        self.tiles = Tiles.of(spans, heads_per_kv, kv_heads, kv.device)
+        count = len(self.tiles.tile_sequences)
+        self.scratch = Scratch.make(count, kv_heads, self.tiles.splits, self.tiles.rows, head_dim, kv.device)
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        keys, values = self.kv[layer]
+        size = keys.shape[-2:]
+        keys.view(-1, *size).index_copy_(0, self.slots_T, k_TKD)
+        values.view(-1, *size).index_copy_(0, self.slots_T, v_TKD)
+        out = torch.empty(len(q_THD), q_THD.shape[1] * q_THD.shape[2], dtype=q_THD.dtype, device=q_THD.device)
+        tiles, (kv_heads, head_dim) = self.tiles, size
+        paged_kernel[len(tiles.tile_sequences), kv_heads, tiles.splits](
+            q_THD.contiguous(), keys, values, out, tiles.tables, tiles.contexts, tiles.query_starts,
+            tiles.tile_sequences, tiles.tile_tokens, *self.scratch, tiles.tables.stride(0), scale_log2(head_dim),
+            GROUP=self.heads_per_kv, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=tiles.rows, KEYS=KEYS,
+            SPLITS=tiles.splits, WIDTH=0, STAGES=2, CHAINED=False, num_warps=4,
+        )  # fmt: skip
+        return out
+
+
+def decode_attention(
+    q_BD: Tensor, keys: Tensor, values: Tensor, out_BD: Tensor, tables: Tensor, positions_B: Tensor, scratch: Scratch,
+    splits: int, chained: bool, keys_at_once: int = KEYS, warps: int = 4, width: int = 1,
+) -> None:  # fmt: skip
+    """`width` tokens of each sequence, keys and values written already; nothing here looks at the host."""
+    kv_heads, head_dim = keys.shape[-2:]
+    group, tiles = q_BD.shape[1] // (kv_heads * head_dim), len(q_BD) // width
+    rows = rows_for(width, group)
+    assert rows // group >= width, "a tile holds all tokens of a sequence"
+    paged_kernel[tiles, kv_heads, splits](
+        q_BD, keys, values, out_BD, tables, positions_B, positions_B, positions_B, positions_B, *scratch,
+        tables.stride(0), scale_log2(head_dim),
+        GROUP=group, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=rows, KEYS=keys_at_once,
+        SPLITS=splits, WIDTH=width, STAGES=2, CHAINED=chained, num_warps=warps,
+        **({"launch_pdl": True} if chained else {}),
+    )  # fmt: skip
+
+
+def rows_for(tokens: int, group: int) -> int:
+    """Rows of a tile: one token's heads at least, no more than its tokens fill."""
+    rows = 16
+    while rows < group or (rows < MOST_ROWS and rows < tokens * group):
+        rows *= 2
+    return rows
+
+
+def splits_for(tiles: int, context: int, device: torch.device) -> int:
+    """Enough programs to fill the device twice, none without a block of keys."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    wanted = -(-2 * processors // tiles)
+    wanted = max(1, min(wanted, MOST_SPLITS, -(-context // KEYS)))
+    return 1 << (wanted - 1).bit_length()
+
+
+def few_kinds(splits: int) -> int:
+    """1, 4 or 16: every number of splits is a kernel of its own to compile, and a mix of tokens has any."""
+    return next(kind for kind in (1, 4, MOST_SPLITS) if kind >= splits)
+
+
+def scale_log2(head_dim: int) -> float:
+    return head_dim**-0.5 * LOG2_E

@@ -1,0 +1,95 @@
+"""What lies between a library's matrix products when there are many tokens: one kernel for each gap.
+
+Invariant: each takes rows of packed tokens and knows nothing of batches; keys and values go to their slots here.
+"""
+
+import triton
+import triton.language as tl
+
+from untail.engine.kernels.chain import start, wait
+
+
+@triton.jit
+def add_norm_kernel(
+    hidden, delta, gain, out, eps,
+    K: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """hidden += delta if asked to; out = rms-normed hidden."""
+    row, k = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = k < K
+    start(CHAINED)
+    wait(CHAINED)
+    x = tl.load(hidden + row * K + k, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(delta + row * K + k, mask=inside, other=0.0).to(tl.float32)
+        tl.store(hidden + row * K + k, x, mask=inside)
+        x = x.to(hidden.dtype.element_ty).to(tl.float32)  # the norm sees what is kept
+    scale = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+    tl.store(out + row * K + k, x * scale * tl.load(gain + k, mask=inside, other=0.0).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def rope_kv_kernel(
+    qkv, q_gain, k_gain, rope_table, positions, tables, live, q, keys, values, eps, table_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
+    QK_NORM: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Norms of query and key heads where the family has them, rotary positions, KV write; a program for each head.
+    WIDTH tokens have one block table."""
+    HALF: tl.constexpr = HEAD // 2
+    row, head, dim = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, HALF)
+    start(CHAINED)
+    wait(CHAINED)
+    source = qkv + (row * (HEADS + 2 * KV_HEADS) + head) * HEAD + dim
+    a, b = tl.load(source).to(tl.float32), tl.load(source + HALF).to(tl.float32)
+    position = tl.load(positions + row)
+    if head < HEADS + KV_HEADS:
+        if QK_NORM:
+            gain = q_gain if head < HEADS else k_gain
+            scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / HEAD + eps)
+            a *= scale * tl.load(gain + dim).to(tl.float32)
+            b *= scale * tl.load(gain + HALF + dim).to(tl.float32)
+        cos = tl.load(rope_table + position * HEAD + dim).to(tl.float32)
+        sin = tl.load(rope_table + position * HEAD + HALF + dim).to(tl.float32)
+        a, b = a * cos - b * sin, b * cos + a * sin
+    if head < HEADS:
+        out = q + (row * HEADS + head) * HEAD + dim
+        tl.store(out, a)
+        tl.store(out + HALF, b)
+    elif tl.load(live + row) != 0:
+        block = tl.load(tables + (row // WIDTH) * table_stride + position // PAGE).to(tl.int64)
+        is_value = head >= HEADS + KV_HEADS
+        pool = values if is_value else keys
+        kv_head = head - HEADS - KV_HEADS if is_value else head - HEADS
+        out = pool + ((block * PAGE + position % PAGE) * KV_HEADS + kv_head) * HEAD + dim
+        tl.store(out, a)
+        tl.store(out + HALF, b)
+
+
+@triton.jit
+def silu_kernel(gate_up, out, N: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    start(CHAINED)
+    wait(CHAINED)
+    gate = tl.load(gate_up + row * 2 * N + n, mask=n < N, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * N + N + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + row * N + n, gate * tl.sigmoid(gate) * up, mask=n < N)
+
+
+@triton.jit
+def keep_kernel(
+    hidden, gain, positions, tables, live, pool, eps, table_stride,
+    K: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """The rms-normed hidden state of every live token to its slot in the pool: what the output head sees of it."""
+    row, k = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = k < K
+    start(CHAINED)
+    wait(CHAINED)
+    position = tl.load(positions + row)
+    if tl.load(live + row) != 0:
+        x = tl.load(hidden + row * K + k, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+        block = tl.load(tables + (row // WIDTH) * table_stride + position // PAGE).to(tl.int64)
+        out = pool + (block * PAGE + position % PAGE) * K + k
+        tl.store(out, x * scale * tl.load(gain + k, mask=inside, other=0.0).to(tl.float32), mask=inside)

@@ -1,0 +1,57 @@
+"""The same training program over a real Ray cluster of three nodes, with a worker killed, a node lost, and a learner
+killed between two steps."""
+
+import asyncio
+
+import pytest
+
+from tests.helpers.flowing import check_books, small, someone_runs, train
+from tests.helpers.raying import ray_nodes
+
+
+def test_the_same_losses_on_ray(tmp_path):
+    alone = train(small(deterministic=True), tmp_path / "local")
+    with ray_nodes(2, cpus=1):
+        flow = {"flow__mode": "disaggregated", "flow__backend": "ray", "flow__devices": 2}
+        outcome = train(small(deterministic=True, **flow), tmp_path / "ray")
+    assert outcome.losses == alone.losses
+    check_books(outcome)
+
+
+@pytest.mark.slow
+def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
+    """Four devices on two nodes: three engines and the learner. In step 1 an engine is killed in mid-group, in step 2
+    the node is lost that is not the driver's, and before step 4 the learner is killed."""
+    with ray_nodes(2, cpus=2) as nodes:
+        away = []
+
+        async def interfere(roles, step):
+            async def kill(engine):
+                await someone_runs(roles, engine, tokens=8)
+                await asyncio.to_thread(roles.workers[engine].kill)
+
+            async def lose_node():
+                head, seats = nodes.head_node.node_id, roles.cluster.seats
+                away.append(next(engine for engine in roles.placement.alone if seats[engine].node != head))
+                await someone_runs(roles, away[0], tokens=8)
+                gone = seats[away[0]].node
+                node = next(node for node in nodes.worker_nodes if node.node_id == gone)
+                await asyncio.to_thread(nodes.remove_node, node, allow_graceful=False)
+
+            if step == 1:
+                interfere.task = asyncio.create_task(kill(0))
+            if step == 2:
+                interfere.task = asyncio.create_task(lose_node())
+            if step == 4:
+                await asyncio.to_thread(roles.learner[0].kill)
+
+        flow = {"flow__mode": "disaggregated", "flow__backend": "ray", "engine__max_seqs": 4}
+        outcome = train(small("es-grpo", steps=5, **flow), tmp_path / "run", interfere)
+    check_books(outcome)
+    assert outcome.engines == 3
+    lost = [event["engine"] for event in outcome.all("lost")]
+    assert lost[0] == 0
+    assert away[0] in lost
+    hit = {event["id"] for event in outcome.all("segment") if event["why"] == "lost"}
+    assert hit <= {event["id"] for event in outcome.all("resume")}
+    assert sum(row["learn"].get("learners_lost", 0) for row in outcome.metrics) >= 1

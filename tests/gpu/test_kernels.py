@@ -1,0 +1,38 @@
+"""The kernels on a GPU, in float32 against the reference: `pytest -m gpu tests/gpu`."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.helpers import kernels
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_attention_equals_sdpa(head_dim):
+    kernels.check_attention("cuda", replace(kernels.SHAPES["llama"], head_dim=head_dim), kernels.SPANS)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "rows"),
+    [(f, "FusedStep", n) for f in ("llama", "qwen2") for n in (1, 2, 4)]
+    + [(f, "PlainStep", n) for f in ("llama", "qwen2", "qwen3") for n in (1, 3, 8)],
+)
+def test_a_step_equals_the_decoder(family, kind, rows):
+    kernels.check_step("cuda", kernels.SHAPES[family], kind, rows)
+
+
+def test_temperatures():
+    kernels.check_temperatures("cuda")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_launches_of_several_steps(rows):
+    kernels.check_launches("cuda", rows, steps=4)
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_several_tokens_of_a_row(family, width):
+    kernels.check_width("cuda", kernels.SHAPES[family], width)

@@ -1,0 +1,48 @@
+"""The GPU kernels in Triton's interpreter: the same checks as on a GPU, on sizes that it can do.
+
+In processes of their own: Triton decides when it is imported whether it interprets.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed: pip install 'triton>=3.9'", allow_module_level=True)
+if tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) < (3, 9):
+    pytest.skip("the interpreter of triton before 3.9 fails with numpy 2.4", allow_module_level=True)
+
+
+def interpret(*checks: str) -> None:
+    program = "\n".join(["from tests.helpers.kernels import *", *checks])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_attention_equals_sdpa():
+    interpret("check_attention('cpu', SHAPES['llama'], SPANS)")
+
+
+def test_a_step_equals_the_decoder():
+    interpret(
+        "check_step('cpu', SHAPES['qwen2'], 'FusedStep', 1)",
+        "check_step('cpu', SHAPES['llama'], 'FusedStep', 2)",
+        "check_step('cpu', SHAPES['qwen3'], 'PlainStep', 3)",
+    )
+
+
+def test_temperatures():
+    interpret("check_temperatures('cpu')")
+
+
+def test_launches_of_several_steps():
+    interpret("check_launches('cpu', count=2, steps=2)")
+
+
+def test_several_tokens_of_a_row():
+    interpret("check_width('cpu', SHAPES['llama'], 2)")

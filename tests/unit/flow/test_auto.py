@@ -1,0 +1,98 @@
+"""Roles placed by a plan: where it puts them, when they move, and when a move is not worth it."""
+
+import pytest
+from tests.helpers.flowing import small
+
+from untail.config import ConfigError
+from untail.flow.auto import MOVE_S, Auto, OnOne
+from untail.flow.cost import Point, Profiled, Scaled
+from untail.flow.graph import Edge, Graph, Node
+from untail.flow.placement import Placement, refuse_what_cannot_be
+from untail.flow.work import Work
+
+
+def auto_of(rollout_s, update_s, devices=2, batch=4, schedule="sync", apart_s=0.0):
+    """A step of `batch` groups on one device takes so much; the rollout spreads over devices, the update does not."""
+    graph = Graph(
+        [Node("rollout"), Node("update")],
+        [Edge("rollout", "update", "groups"), Edge("update", "rollout", "weights", apart_s=apart_s, next_step=True)],
+    )
+    costs = {
+        "rollout": Profiled([Point(1, batch, rollout_s)]),
+        "update": OnOne(Profiled([Point(1, batch, update_s)])),
+    }
+    return Auto(Work(graph, costs, devices, batch, steady=schedule != "sync"), schedule)
+
+
+def row(rollout_s, update_s):
+    return {"rollout_s": rollout_s, "learn": {"update_s": update_s / 2, "logprob_s": update_s / 2}}
+
+
+def test_in_turn_engines_sit_on_all_devices_and_share_the_learners():
+    auto = auto_of(rollout_s=10.0, update_s=0.5, devices=3, batch=6, apart_s=60.0)
+    assert auto.plan.mode == "collocated"
+    assert auto.place([5, 6, 7]) == Placement([], [5, 6, 7], [5])
+
+
+def test_side_by_side_the_learner_has_a_device_of_its_own():
+    auto = auto_of(rollout_s=10.0, update_s=9.0, devices=3, schedule="async")
+    assert auto.plan.mode == "disaggregated"
+    placed = auto.place([5, 6, 7])
+    assert (placed.shared, len(placed.learner)) == ([], 1)
+    assert not set(placed.alone) & set(placed.learner)
+
+
+def test_the_learner_is_not_thought_to_be_faster_on_more_devices():
+    cost = OnOne(Profiled([Point(1, 8, 4.0, 3.0)], swap_s=1.0))
+    assert [cost.seconds(devices, 8) for devices in (1, 4)] == [4.0, 4.0]
+    assert (cost.memory_gib(4, 8), cost.swap_s(4)) == (3.0, 1.0)
+
+
+def hear(auto, rollout_s, update_s, steps_left, steps=3):
+    return [auto.hear(row(rollout_s, update_s), steps_left) for _ in range(steps)]
+
+
+def test_roles_move_when_they_take_something_else_and_the_steps_left_pay_for_it():
+    """Side by side an update hides behind the rollout; once it takes next to nothing, a device for it is a waste."""
+    auto = auto_of(rollout_s=10.0, update_s=9.0, schedule="async")
+    assert auto.plan.mode == "disaggregated"
+    assert hear(auto, 0.0, 0.1, steps_left=1000) == [False, False, True]
+    assert auto.plan.mode == "collocated"
+    assert auto.place([0, 1]).shared == [0, 1]
+    assert hear(auto, 0.0, 0.1, steps_left=1000) == [False, False, False], "it is as planned now"
+
+
+def test_a_few_steps_do_not_pay_for_a_move():
+    auto = auto_of(rollout_s=10.0, update_s=9.0, schedule="async")
+    assert MOVE_S > 5.0
+    assert hear(auto, 0.0, 0.1, steps_left=1) == [False] * 3
+    assert auto.plan.mode == "disaggregated", "the plan in force is where the roles sit"
+    assert hear(auto, 0.0, 0.1, steps_left=1) == [False] * 3
+
+
+def test_what_is_as_planned_stays():
+    auto = auto_of(rollout_s=10.0, update_s=9.0)
+    took = auto.plan.root
+    leaves = {leaf.node: leaf.seconds * (took.items // leaf.items) for leaf in took.leaves}
+    assert hear(auto, leaves["rollout"], leaves["update"], steps_left=1000, steps=6) == [False] * 6
+
+
+def test_a_step_that_taught_nothing_says_nothing_of_the_update():
+    auto = auto_of(rollout_s=10.0, update_s=9.0, schedule="async")
+    assert [auto.hear({"rollout_s": 1.0, "learn": {}}, 1000) for _ in range(5)] == [False] * 5
+
+
+def test_drift_scales_what_was_measured():
+    assert Scaled(OnOne(Profiled([Point(1, 8, 4.0)])), 0.5).seconds(4, 8) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"flow__profile": "p.json"}, 'is for flow.mode = "auto"'),
+        ({"flow__mode": "auto", "deterministic": True}, "the mode that untail plan names"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        refuse_what_cannot_be(small("grpo", **changes))

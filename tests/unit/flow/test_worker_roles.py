@@ -1,0 +1,78 @@
+"""The roles over workers, whose processes are threads here: the same losses in every mode; what dies is replaced; what
+runs ahead stays within its bound. tests/e2e/test_flow.py has the same with real processes."""
+
+import asyncio
+from unittest.mock import patch
+
+import pytest
+from tests.helpers.flowing import check_books, engine_is_there, small, someone_runs, train
+from tests.helpers.here_cluster import HereCluster
+
+from untail.errors import WeightsError
+from untail.flow.engine_worker import EngineWorker
+
+
+def run(folder, name=None, devices=2, interfere=None, **changes):
+    recipe = small(name, flow__devices=devices, **changes)
+    with patch("untail.flow.choose.make_cluster", lambda *about: HereCluster(devices)):
+        outcome = train(recipe, folder / f"{recipe.flow.mode}-{recipe.flow.schedule}", interfere)
+    check_books(outcome)
+    return outcome
+
+
+def test_the_same_losses_in_turn_and_side_by_side(tmp_path):
+    alone = run(tmp_path, steps=2, deterministic=True)
+    assert any(alone.losses)
+    for mode, devices in (("collocated", 1), ("disaggregated", 2)):
+        outcome = run(tmp_path, devices=devices, steps=2, deterministic=True, flow__mode=mode)
+        assert outcome.losses == alone.losses
+
+
+def test_weights_may_go_over_torch_distributed_and_come_from_the_store_when_that_breaks(tmp_path):
+    real, sent, broken = EngineWorker.receive_weights, [], []
+
+    def receive(worker):
+        real(worker)
+        if len(sent) == 1:
+            broken.append(worker.seat.received[0])
+            worker.seat.received = None
+            raise WeightsError("the exchange of weights is broken")
+        sent.append(worker.seat.received[0])
+
+    alone = run(tmp_path, steps=3, deterministic=True)
+    flow = {"flow__mode": "disaggregated", "flow__weights": "gloo"}
+    with patch.object(EngineWorker, "receive_weights", receive):
+        outcome = run(tmp_path, steps=3, deterministic=True, **flow)
+    assert outcome.losses == alone.losses
+    assert (sent, broken) == ([1], [2, 3])
+
+
+def test_engines_and_a_learner_that_die_are_replaced(tmp_path):
+    async def interfere(roles, step):
+        async def kill():
+            await someone_runs(roles, 0, tokens=8)
+            roles.workers[0].kill()
+
+        if step in (1, 3):
+            await engine_is_there(roles, 0)
+            interfere.task = asyncio.create_task(kill())
+        if step == 2:
+            roles.learner[0].kill()
+
+    flow = {"flow__mode": "collocated", "engine__max_seqs": 3}
+    outcome = run(tmp_path, "es-grpo", interfere=interfere, **flow)
+    assert [event["engine"] for event in outcome.all("lost")] == [0, 0]
+    assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("mode", ["disaggregated", "hybrid"])
+@pytest.mark.parametrize("schedule", ["one-off", "async"])
+def test_rollouts_run_ahead_within_the_bound(mode, schedule, tmp_path):
+    outcome = run(tmp_path, "es-grpo", steps=4, flow__mode=mode, flow__schedule=schedule)
+    assert 1 <= max(row["staleness"]["max"] for row in outcome.metrics) <= 4
+
+
+def test_members_move_between_engines(tmp_path):
+    changes = {"mechanisms__repack__every": 0.01, "mechanisms__repack__min_gain": 0, "mechanisms__defer": {}}
+    longer = {"steps": 5, "rollout__max_tokens": 160}  # a tail that a busy machine sees, too
+    assert run(tmp_path, "grpo", flow__mode="collocated", **changes, **longer).all("move")
