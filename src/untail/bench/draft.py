@@ -127,7 +127,6 @@ class Contender:
     def learn(self, work: Work) -> None:
         """What a run would have taught its drafters by now: the earlier responses."""
         for drafter in self.speculator.learning if self.speculator else ():
-            drafter.before_update()
             for prompt, responses in work.past.items():
                 for response in responses:
                     drafter.hear_pass(*passed_over(self.engine.decoder, prompt, response))

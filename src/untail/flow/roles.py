@@ -176,12 +176,21 @@ class LocalRoles(LocalJudge):
     async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
         """Events and groups go to the channel, which is closed in the end; a failure goes the same way."""
         try:
-            for group in await self.controller.roll_out(step, channel.put):
+            for group in await self._roll_out(step, channel.put):
                 channel.put(group)
         except Exception as error:
             channel.close(error)
         else:
             channel.close()
+
+    async def _roll_out(self, step: int, emit: Callable[[Event], None]) -> list[Group]:
+        for drafter in self.drafters:
+            drafter.begin_rollout()
+        try:
+            return await self.controller.roll_out(step, emit)
+        finally:
+            for drafter in self.drafters:
+                await self._aside(drafter.end_rollout)
 
     async def underway(self) -> list[Group]:
         """What the step left for later ones, if the learner trains such things ahead."""
@@ -200,9 +209,7 @@ class LocalRoles(LocalJudge):
         return figures
 
     def _update(self, batch: Batch) -> dict[str, float]:
-        """Drafters hear the learner's pass, and learn nothing while the weights change."""
-        for drafter in self.drafters:
-            drafter.before_update()
+        """Drafters hear the learner's pass."""
         figures = self.trainer.update(batch)
         for drafter in self.drafters:
             drafter.after_update()
