@@ -5,7 +5,8 @@ pay. Not on a device whose steps are hardly shorter with few: there making way w
 gains, and everybody runs on. Who makes way keeps its tokens and its KV, and goes on when the sprint is over. What would
 grow too old for the next update (`rollout.max_staleness`) sprints, too, for the step cannot close without it.
 
-Invariant: whoever was chosen stays so until its group is whole, so that nobody makes way twice in a sprint.
+Invariant: whether there is a sprint is decided once in a step. Whoever was chosen stays so until its group is whole, so
+that nobody makes way twice in a sprint.
 """
 
 import math
@@ -34,13 +35,14 @@ class Sprint(Mechanism, Finish):
     def __init__(self, config: Any):
         super().__init__(config)
         self._chosen: tuple[int, frozenset[str]] = (0, frozenset())  # in which step, and which groups
+        self._declined = 0  # the last step in which a sprint would not have paid
 
     def closes_at(self, view: View) -> float:
         return math.inf
 
     def waits_for(self, view: View) -> Set[str] | None:
         missing = view.wanted - len(view.ready)
-        if missing > self.config.missing * view.wanted:
+        if missing > self.config.missing * view.wanted or self._declined == view.step:
             return None
         overdue = view.overdue()
         step, before = self._chosen
@@ -51,6 +53,7 @@ class Sprint(Mechanism, Finish):
             others.sort(key=lambda group: (_to_go(group, view), group.id))
             chosen |= {group.id for group in others[: missing - len(chosen | overdue) + self.config.spare]}
         if step != view.step and not self._pays([live[name] for name in chosen | overdue], view):
+            self._declined = view.step
             return None
         self._chosen = view.step, frozenset(chosen)
         # With too few to fill the batch there must be new ones, and these have slots to wait for.

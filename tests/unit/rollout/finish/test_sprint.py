@@ -78,10 +78,13 @@ def test_it_closes_nothing():
 def test_nobody_makes_way_where_steps_are_hardly_shorter_with_few():
     groups = [nearly_whole("a", 60), nearly_whole("b", 50)]
     view = FakeView(wanted=10, ready=READY[:8], groups=groups, running=100, tau=1.0)
-    view.tau_per_sequence = 1.0  # 2 / 3 alone against 100 / 101
-    assert sprint().waits_for(view) == {"a", "b"}
-    view.tau_per_sequence = 0.01  # 2 / 1.02 against 100 / 2
-    assert sprint().waits_for(view) is None
+    view.tau_per_sequence = 0.01  # 2 / 1.02 alone against 100 / 2
+    chooser = sprint()
+    assert chooser.waits_for(view) is None
+    view.tau_per_sequence = 1.0  # 2 / 3 against 100 / 101
+    assert chooser.waits_for(view) is None, "decided for this step"
+    view.step += 1
+    assert chooser.waits_for(view) == {"a", "b"}
 
 
 def test_a_sprint_that_has_begun_goes_on_with_fewer():
