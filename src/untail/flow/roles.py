@@ -17,11 +17,12 @@ from untail.config import Recipe
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
 from untail.flow.build import build_engine, build_trainer
+from untail.flow.channel import Channel
 from untail.flow.in_turn import InTurn, build_beside
 from untail.flow.role_base import Judge, Roles, Tables
 from untail.learn.memory import gauge_of
 from untail.learn.pack import MicroBatch
-from untail.types import Batch, Prompt
+from untail.types import Batch, Event, Group, Prompt
 
 
 class LocalJudge(Judge):
@@ -54,6 +55,15 @@ class LocalRoles(LocalJudge, Roles):
             drafter.start()
             self.to_close.callback(drafter.close)
 
+    async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
+        for drafter in self.drafters:
+            drafter.begin_rollout()
+        try:
+            await super().roll_out(step, channel)
+        finally:
+            for drafter in self.drafters:  # on the thread of the update, and so before it
+                await self.aside(drafter.end_rollout)
+
     async def update(self, batch: Batch) -> dict[str, float]:
         await self.backend.pause("keep")
         await self._in_turn.learn()
@@ -63,9 +73,7 @@ class LocalRoles(LocalJudge, Roles):
         return figures
 
     def _update(self, batch: Batch) -> dict[str, float]:
-        """Drafters hear the learner's pass, and learn nothing while the weights change."""
-        for drafter in self.drafters:
-            drafter.before_update()
+        """Drafters hear the learner's pass."""
         figures = self.trainer.update(batch)
         for drafter in self.drafters:
             drafter.after_update()
