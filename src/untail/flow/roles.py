@@ -90,7 +90,7 @@ class LocalRoles(LocalJudge, Roles):
 
     async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self.trainer.load_state_dict(tensors, state["trainer"])
-        if self.speculator is not None:
+        if self.speculator is not None and "draft" in state:  # engines in workers keep theirs to themselves
             self.speculator.load_state_dict(tensors, state["draft"])
         if step:
             await self.backend.load_weights(None, step)
