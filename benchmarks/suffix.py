@@ -34,14 +34,14 @@ def main(out: Path) -> None:
 
 def measure(past: list[list[int]], siblings: list[list[int]]) -> dict[str, float]:
     index = SuffixIndex(longest=7, shortest=3)
-    entered = [microseconds(lambda text=text: index.add(text, 0, 0)) / LENGTH for text in past]
+    entered = [microseconds(lambda text=text: (index.add(text, 0, 0), index.catch_up())) / LENGTH for text in past]
     running: list[list[int]] = [[] for _ in siblings]
     streams = [index.add(tokens, 0, 0) for tokens in running]
     updates, lookups = [], []
     for place in range(LENGTH):
         for tokens, text in zip(running, siblings, strict=True):
             tokens.append(text[place])
-        updates.append(microseconds(lambda: [index.update(stream) for stream in streams]) / GROUP)
+        updates.append(microseconds(lambda: ([index.grew(stream) for stream in streams], index.catch_up())) / GROUP)
         lookups.append(microseconds(lambda: [index.follow(stream, 8) for stream in streams]) / GROUP)
     low = lambda times: round(quantiles(times, n=10)[0], 2)
     return {"past_us": low(entered), "token_us": low(updates), "lookup_us": low(lookups)}

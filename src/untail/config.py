@@ -117,7 +117,8 @@ class LearnConfig(Strict):
     updates: PositiveInt = 1  # optimizer steps per batch: the batch is cut into this many minibatches of whole groups
     # Tokens of one forward and backward pass; auto: 4096, and on a GPU as many as its memory was measured to hold.
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
-    logit_rows: PositiveInt = 512  # rows of [rows x vocab] that exist at once in the fused log-prob
+    # Rows of [rows x vocab] that exist at once in the fused log-prob; auto: 512, and on a GPU half a GiB of them.
+    logit_rows: PositiveInt | Literal["auto"] = "auto"
     recompute: bool | Literal["auto"] = "auto"  # activation checkpointing; auto: of a pass that would not fit otherwise
     critic: Annotated[CriticConfig | None, MayBeFalse] = None  # of an advantage that needs values
     # Needs a critic; unset: trajectories are trained when their group is whole.

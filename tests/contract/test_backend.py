@@ -68,6 +68,16 @@ async def test_chunks_have_the_size_asked_for(backend):
     assert sizes == [(8, None), (8, None), (4, "boundary")]
 
 
+async def test_an_end_soon_after_a_full_chunk_is_heard(backend):
+    """Several steps may come back at once: a full chunk, and then the end."""
+    sampling = SamplingParams(stop_ids=(7, 70, 130, 190))
+    specs = [spec(str(n), PROMPT, 60, stream=n, sampling=sampling, chunk=3) for n in range(60)]
+    results = await asyncio.gather(*(collect(backend.generate(s)) for s in specs))
+    assert {result.end for result in results} == {"stop", "boundary"}
+    for result in results:
+        assert (result.tokens[-1] in sampling.stop_ids) == (result.end == "stop")
+
+
 async def test_a_boundary_waits_for_extend(backend):
     whole = Chunk()
     async for chunk in backend.generate(spec("x", PROMPT, 10)):

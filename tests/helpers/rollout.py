@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 from itertools import cycle
 
+import untail.rollout.mechanisms  # noqa: F401  a mechanism is found by its name
 from untail.history.predictor import Prediction, Predictor
 from untail.history.store import History
 from untail.rollout.live import GroupPlan, LiveGroup, Member, State

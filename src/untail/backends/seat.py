@@ -185,6 +185,6 @@ class Seat:
     def _bring(self, turn: Turn, chunks: list[tuple[str, Chunk]]) -> None:
         for name, chunk in chunks:
             turn.items.append((name, chunk))
-            if not self.engine.is_alive(name):
+            if chunk.end is not None and not self.engine.is_alive(name):  # a launch may bring several of one sequence
                 turn.items.append((name, None))
                 self._tickets.pop(name, None)

@@ -1,7 +1,7 @@
 """Drafting strategies on identical work: the same prompts, random streams and lengths, and so the same tokens.
 
 Invariant: strategies differ in speed alone. What a run would have by its second epoch is there before the clock runs:
-earlier responses to each prompt, a drafter trained on them, and a bandit that has seen each batch size once.
+earlier responses to each prompt, a drafter trained on them, and choosers that have tried everybody at this batch size.
 """
 
 import time
@@ -29,6 +29,7 @@ QUESTIONS = (
     "A shop sells pens at 3 dollars each. How much do 14 pens cost? Think step by step.",
     "Tom has 25 apples and gives away 9, then buys 12 more. How many has he now? Think step by step.",
 )
+TRIALS = 4  # untimed runs of a strategy that chooses: so long it tries what there is
 SLICES = 60  # of training of the adaptive drafter on the earlier responses of each batch size
 DRAFTERS: dict[str, Any] = {"history": {}, "adaptive": {"slices": SLICES}, "ngram": {}, "layer_skip": {}}
 ARMS = (("history", 2), ("history", 8), ("ngram", 2), ("ngram", 8), ("adaptive", 2), ("layer_skip", 2))
@@ -121,13 +122,13 @@ class Contender:
 
     def __init__(self, name: str, decoder: Decoder, config: DraftConfig):
         self.name = name
+        self.untimed = 1 if config.choose["name"] == "first" else TRIALS
         self.speculator: Speculator | None = build(config, seed=0)
         self.engine = Engine(decoder, ENGINE, speculation=self.speculator)
 
     def learn(self, work: Work) -> None:
         """What a run would have taught its drafters by now: the earlier responses."""
         for drafter in self.speculator.learning if self.speculator else ():
-            drafter.before_update()
             for prompt, responses in work.past.items():
                 for response in responses:
                     drafter.hear_pass(*passed_over(self.engine.decoder, prompt, response))
@@ -172,14 +173,16 @@ def passed_over(decoder: Decoder, prompt: tuple[int, ...], response: tuple[int, 
 
 def compare(contenders: list[Contender], work: Work, runs: int) -> Iterator[tuple[str, float, float]]:
     """(strategy, seconds, accepted drafts per proposal) for every run, one strategy after the other. Each run has
-    streams of its own; the first is not timed."""
-    for run in range(runs + 1):
+    streams of its own; the first ones are not timed."""
+    for contender in contenders:
+        for run in range(contender.untimed):
+            contender.seconds(work, first_stream=(runs + run) * 1000)
+    for run in range(runs):
         for contender in contenders:
             proposals, accepted = contender.counts()
             seconds = contender.seconds(work, first_stream=run * 1000)
             more, taken = contender.counts()
-            if run:
-                yield contender.name, seconds, (taken - accepted) / max(1, more - proposals)
+            yield contender.name, seconds, (taken - accepted) / max(1, more - proposals)
 
 
 def rows(work: Work, timings: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:

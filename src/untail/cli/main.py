@@ -4,14 +4,20 @@ Invariant: exit 0, done; 2, the user's input is wrong, said in one sentence with
 130, interrupted, said in one line. Nothing heavy is imported before Ctrl-C is in hand.
 """
 
+import gc
 import signal
 import sys
 from typing import Any
 
 from untail.cli.interrupt import INTERRUPTED, quit_at_once
 
+# Objects between two runs of Python's collector, and so on: a run makes millions of small lists and hardly a cycle, and
+# the collector would look through all of them, and all of torch, again and again while the engine's thread waits.
+COLLECT_AFTER = (100_000, 10, 100)
+
 
 def main() -> None:
+    gc.set_threshold(*COLLECT_AFTER)
     before = signal.signal(signal.SIGINT, quit_at_once)  # until a command has something to save
     try:
         sys.exit(_run())

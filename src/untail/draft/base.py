@@ -60,16 +60,19 @@ class Drafter:
 
 class LearningDrafter(Drafter):
     """One that is trained while the run goes on. Beside the engine's thread, the learner calls `hear_pass`; everything
-    else here comes while the engine is paused, but `occupied`."""
+    else here comes between two rollouts, but `occupied`."""
 
     def start(self) -> None:
         """Train on idle time from now on."""
 
+    def begin_rollout(self) -> None:
+        """Until `end_rollout` there may be idle time; what is idle between two rollouts is not the run's."""
+
     def occupied(self, share: float) -> None:
         """What share of the engine's slots is busy, from any thread: below some, time is idle."""
 
-    def before_update(self) -> None:
-        """The target's weights are about to change. Post: nothing is being trained."""
+    def end_rollout(self) -> None:
+        """The target's weights may change from now on. Post: nothing is being trained."""
 
     def hear_pass(self, micro: Any, hidden_TD: Any) -> None:
         """The learner's own pass over a micro-batch (learn/pack.py), and the target's last hidden states in it."""

@@ -59,13 +59,13 @@ class NgramDrafter(Drafter):
         followed, config = self._followed.get(sequence.id), self.config
         if followed is None:  # what ends with a step has left before the step's outcome is told
             return
-        followed.index.update(followed.stream)
+        followed.index.grew(followed.stream)
         if drafted:
             followed.length = min(followed.length + config.grow, config.cap) if accepted == drafted else config.start
 
     def end(self, sequence: Sequence) -> None:
         followed = self._followed.pop(sequence.id)
-        followed.index.update(followed.stream)  # others may draft from it
+        followed.index.grew(followed.stream)  # others may draft from it
 
     def _enter(self, sequence: Sequence) -> tuple[SuffixIndex, int]:
         """The index that it drafts from, and its stream there."""
@@ -74,5 +74,5 @@ class NgramDrafter(Drafter):
 
     def _guess(self, ask: Ask) -> list[int]:
         followed = self._followed[ask.sequence.id]
-        followed.index.update(followed.stream)  # an environment's reply came without a word
+        followed.index.grew(followed.stream)  # an environment's reply came without a word
         return followed.index.follow(followed.stream, min(followed.length, ask.most))

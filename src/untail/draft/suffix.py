@@ -1,7 +1,8 @@
 """Where the last few tokens of a stream stood before, in it or in another, and how it went on there.
 
 Invariant: a place is entered with the token that follows it, so that whatever is found goes on and no stream finds its
-own end. Streams grow in place: one entry per token, nothing is rebuilt or moved.
+own end. Streams grow in place: one entry per token, nothing is rebuilt or moved. What a stream has got since is entered
+when somebody next looks something up: while nobody drafts, tokens cost nothing here.
 
 The places with the same last `shortest` tokens form a chain, the newest first, which is walked over at most `WALK` of
 them. Of those the longest match wins; among equals the one nearest to the same position of its response (text that
@@ -27,25 +28,34 @@ class SuffixIndex:
         self._streams: list[Sequence[int]] = []
         self._origins: list[int] = []  # by stream: where its response begins
         self._entered: list[int] = []  # by stream: the places below are entered
+        self._grown: dict[int, None] = {}  # streams with places to enter, in the order of their first news
         self._newest: dict[tuple[int, ...], int] = {}  # by the last `shortest` tokens before a place: its entry
         self._stream_of, self._place_of, self._older = array("i"), array("i"), array("i")  # by entry
 
     def __len__(self) -> int:
-        """Of all places."""
+        """Of all places that were entered."""
         return len(self._older)
 
     def add(self, tokens: Sequence[int], origin: int, begin: int) -> int:
         """A stream whose response begins at `origin`; its places from `begin` on are entered. Its number. The very list
-        is kept, for it may grow: see `update`."""
+        is kept, for it may grow: see `grew`."""
         self._streams.append(tokens)
         self._origins.append(origin)
         self._entered.append(max(begin, self.shortest))
         number = len(self._streams) - 1
-        self.update(number)
+        self.grew(number)
         return number
 
-    def update(self, number: int) -> None:
-        """Enter what the stream has got since."""
+    def grew(self, number: int) -> None:
+        """The stream has got tokens."""
+        self._grown[number] = None
+
+    def catch_up(self) -> None:
+        for number in self._grown:
+            self._enter(number)
+        self._grown.clear()
+
+    def _enter(self, number: int) -> None:
         tokens, size, newest = self._streams[number], self.shortest, self._newest
         for place in range(self._entered[number], len(tokens)):
             key = tuple(tokens[place - size : place])
@@ -60,7 +70,8 @@ class SuffixIndex:
         return any(list(stream[: len(tokens)]) == tokens for stream in self._streams)
 
     def follow(self, number: int, most: int) -> list[int]:
-        """What may come next in the stream, at most so many tokens. Pre: it is up to date."""
+        """What may come next in the stream, at most so many tokens."""
+        self.catch_up()
         found = self._find(number)
         if found is None:
             return []

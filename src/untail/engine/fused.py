@@ -21,7 +21,7 @@ from untail.engine.decode_state import DecodeState
 from untail.engine.kernels.elementwise import add_norm_kernel, keep_kernel, rope_kv_kernel, silu_kernel
 from untail.engine.kernels.linear import gate_up_kernel, qkv_kernel, residual_kernel
 from untail.engine.kernels.sample import RUN, draw_kernel, head_kernel, runs_kernel
-from untail.engine.models.decoder import Decoder
+from untail.engine.models.decoder import Decoder, project_into
 from untail.engine.models.shape import Shape
 from untail.engine.sequence import STOPS
 
@@ -164,7 +164,8 @@ class Workspace:
         return cls(
             tokens, make(shape.hidden), make(shape.hidden), make(shape.hidden), make(shape.q_size + 2 * shape.kv_size),
             make(shape.q_size), make(shape.q_size), make(2 * shape.intermediate), make(shape.intermediate),
-            make(shape.vocab), torch.empty(tokens, 4, -(-shape.vocab // RUN), device=embed.device),
+            torch.empty(tokens, shape.vocab, device=embed.device),
+            torch.empty(tokens, 4, -(-shape.vocab // RUN), device=embed.device),
         )  # fmt: skip
 
 
@@ -200,7 +201,7 @@ class PlainStep:
         self._norm(decoder.norm, add=True)
         if self.kept is not None:
             launch_keep(decoder, self.hidden, self.kept, state, self.width, chained=False)
-        torch.mm(self.normed, decoder.output_weight.t(), out=self.logits)
+        project_into(self.logits, self.normed, decoder.output_weight)
         count = self.runs.shape[-1]
         runs_kernel[tokens, -(-count // 16)](
             self.logits, state.policy_T, state.behaviour_T, self.runs, count,

@@ -130,14 +130,15 @@ class RunAhead:
     def _taken(self, flight: Flight, drawn: Drawn) -> list[Taken]:
         taken: list[Taken] = []
         counts = (drawn.tokens >= 0).sum(0).tolist()
-        for number, (stay, count) in enumerate(zip(flight.rows, counts, strict=False)):
+        # All at once, row by row: to ask an array for each row's own costs as long as the device takes for a step.
+        tokens, figures = drawn.tokens.T.tolist(), drawn.figures.transpose(1, 2, 0).tolist()
+        for stay, count, its_tokens, its_figures in zip(flight.rows, counts, tokens, figures, strict=False):
             if stay is None or count == 0:
                 continue
             if stay.is_over:
                 self.scheduler.counts.overrun += count
                 continue
-            tokens, figures = drawn.tokens[:count, number].tolist(), drawn.figures[:count, number].T.tolist()
-            taken.append(Taken(stay.sequence, tokens, figures))
+            taken.append(Taken(stay.sequence, its_tokens[:count], [column[:count] for column in its_figures]))
         return taken
 
     def _left(self, sequence: Sequence) -> int:

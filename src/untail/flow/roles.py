@@ -4,7 +4,7 @@ Invariant: engine and learner share one set of weights: an update is a version b
 while the engine is paused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from untail.flow.in_turn import InTurn, build_beside
 from untail.flow.role_base import Judge, Roles, Tables
 from untail.learn.memory import gauge_of
 from untail.learn.pack import MicroBatch
-from untail.types import Batch, Prompt
+from untail.types import Batch, Event, Group, Prompt
 
 
 class LocalJudge(Judge):
@@ -54,6 +54,16 @@ class LocalRoles(LocalJudge, Roles):
             drafter.start()
             self.to_close.callback(drafter.close)
 
+    async def sample(self, step: int, emit: Callable[[Event], None], version: int) -> list[Group]:
+        """Drafters learn meanwhile, and have ended when the groups are there."""
+        for drafter in self.drafters:
+            drafter.begin_rollout()
+        try:
+            return await super().sample(step, emit, version)
+        finally:
+            for drafter in self.drafters:
+                await self.aside(drafter.end_rollout)
+
     async def update(self, batch: Batch) -> dict[str, float]:
         await self.backend.pause("keep")
         await self._in_turn.learn()
@@ -63,9 +73,7 @@ class LocalRoles(LocalJudge, Roles):
         return figures
 
     def _update(self, batch: Batch) -> dict[str, float]:
-        """Drafters hear the learner's pass, and learn nothing while the weights change."""
-        for drafter in self.drafters:
-            drafter.before_update()
+        """Drafters hear the learner's pass."""
         figures = self.trainer.update(batch)
         for drafter in self.drafters:
             drafter.after_update()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from untail.config import CriticConfig, LearnConfig
 from untail.engine.models.decoder import Decoder
 from untail.learn.bridge import Stretch
+from untail.learn.logprob import rows_at_once
 from untail.learn.memory import Memory
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import MicroBatch
@@ -62,8 +63,8 @@ class Critic:
         self._memory = memory
         self._own_trunk = config.kind == "model"
         trunk = copy.deepcopy(decoder) if self._own_trunk else decoder
-        self._reader = Policy(trunk, 1.0, learn.logit_rows)
         weight = decoder.output_weight
+        self._reader = Policy(trunk, 1.0, rows_at_once(learn.logit_rows, weight))
         self._dtype = torch.promote_types(weight.dtype, torch.float32)
         self.head = ValueHead(decoder.shape.hidden, weight.device, self._dtype)
         memory.ranks.shard(self.head)

@@ -11,13 +11,23 @@ Shape suffixes: R rows in the loss, D hidden, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 LossOfRows = Callable[[slice, Tensor, Tensor], Tensor]
 """From some rows, their log-probs (with gradient) and entropies (without) to those rows' part of the loss, a scalar."""
+
+
+FEW_ROWS = 512
+LOGIT_BYTES = 2**29  # on a GPU: with few rows at a time, the host would be what it waits for
+
+
+def rows_at_once(wanted: int | Literal["auto"], weight_VD: Tensor) -> int:
+    if wanted != "auto":
+        return wanted
+    return max(FEW_ROWS, LOGIT_BYTES // (4 * len(weight_VD))) if weight_VD.is_cuda else FEW_ROWS
 
 
 @torch.no_grad()

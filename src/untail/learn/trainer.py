@@ -25,6 +25,7 @@ from torch.distributed import ProcessGroup
 from untail.config import LearnConfig, RolloutConfig
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.names import split_out
+from untail.learn.logprob import rows_at_once
 from untail.learn.loss import PolicyLoss
 from untail.learn.memory import Memory, gauge_of
 from untail.learn.optimizer import Optimizer
@@ -70,12 +71,13 @@ class Trainer:
         self.ranks = Ranks(group)
         self.memory = Memory(config, gauge_of(decoder.embed.device), self.ranks)
         self._dtype = decoder.embed.dtype
-        self.policy = Policy(decoder, temperature, config.logit_rows)
+        logit_rows = rows_at_once(config.logit_rows, decoder.output_weight)
+        self.policy = Policy(decoder, temperature, logit_rows)
         self.reference: Policy | None = None
         if config.kl > 0:
             start = copy.deepcopy(decoder).requires_grad_(False)
             self.ranks.shard(start)
-            self.reference = Policy(start, temperature, config.logit_rows)
+            self.reference = Policy(start, temperature, logit_rows)
         self.values: Values | None = None
         if self.rules.advantage.needs_values:
             self.values = Values(decoder, config, self.rules.advantage, self.memory)

@@ -47,7 +47,9 @@ def wrote(history: HistoryDrafter, sequence: Sequence, tokens: list[int], drafte
 
 def size(history: HistoryDrafter) -> int:
     """Of the prompt's index."""
-    return len(history._prompts[PROMPT].index)
+    index = history._prompts[PROMPT].index
+    index.catch_up()
+    return len(index)
 
 
 def test_it_is_found_by_its_name_and_asks_for_the_past():

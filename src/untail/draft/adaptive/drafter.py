@@ -1,10 +1,11 @@
 """The adaptive drafter (7.5): a layer on the target's hidden states, trained while the run goes on.
 
-It learns from the learner's own pass, on idle time: while few of the engine's slots are busy. What it learned serves
-from the engine's next step on. A checkpoint has its weights and its optimizer, and not what it was learning from.
+It learns from the learner's own pass, on idle time: while few of the engine's slots are busy in a rollout. What it
+learned serves from the engine's next step on. A checkpoint has its weights and its optimizer, and not what it was
+learning from.
 
-Invariant: before it has learned anything it has no guess. It is not trained while the target's weights change, whoever
-says meanwhile that the engine has time.
+Invariant: before it has learned anything it has no guess. On its thread it is trained during rollouts alone, whoever
+says at other times that the engine is idle: the target's weights change then, or the device is somebody else's.
 """
 
 import threading
@@ -31,7 +32,7 @@ class Adaptive(LearningDrafter):
         lr: PositiveFloat = 1e-3
         window: PositiveInt = 512  # tokens that a draft looks back to
         slices: Annotated[int, Field(ge=0)] = 0  # of training after each update, on top of those on idle time
-        idle_below: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of slots: with fewer busy it may train
+        idle_below: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of slots: with fewer busy it may train
         test_steps: Annotated[int, Field(ge=0, le=16)] = 2  # passes of training that go on from its own guesses
         buffer_tokens: PositiveInt = 65536  # that it learns from, at most
         start: str | None = None  # folder of an exported drafter of this model; unset: from scratch
@@ -53,7 +54,7 @@ class Adaptive(LearningDrafter):
         self.spot = Spot(target, model, self.data, config.lr, config.test_steps)
         self.guesser = Guesser(runner, model, self.spot.head, config.window, has_learned=learned is not None)
         self._busy = 1.0  # share of the slots
-        self._updating = False
+        self._rolls_out = False
         self._deciding = threading.Lock()
 
     def propose(self, asks: list[Ask]) -> list[Draft]:
@@ -73,9 +74,14 @@ class Adaptive(LearningDrafter):
             self._busy = share
             self._decide()
 
-    def before_update(self) -> None:
+    def begin_rollout(self) -> None:
         with self._deciding:
-            self._updating = True
+            self._rolls_out = True
+            self._decide()
+
+    def end_rollout(self) -> None:
+        with self._deciding:
+            self._rolls_out = False
             self._decide()
         self.spot.wait()
 
@@ -87,12 +93,9 @@ class Adaptive(LearningDrafter):
         self.data.end_step()
         self.spot.head.refresh()
         self.spot.run(self.config.slices)
-        with self._deciding:
-            self._updating = False
-            self._decide()
 
     def _decide(self) -> None:
-        if self._busy < self.config.idle_below and not self._updating:
+        if self._rolls_out and self._busy < self.config.idle_below:
             self.spot.allow()
         else:
             self.spot.pause()

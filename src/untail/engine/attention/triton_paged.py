@@ -164,19 +164,23 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, spans: list[Span], group: int, kv_heads: int, device: torch.device) -> "Tiles":
-        rows = rows_for(max(span.size for span in spans), group)
+        """Few kinds, each of which is a kernel to compile: a mix of tokens has any number of rows, splits, blocks."""
+        only_decodes = all(span.size == 1 for span in spans)
+        rows = rows_for(1 if only_decodes else MOST_ROWS, group)
         step = rows // group
         tiles = [(number, first) for number, span in enumerate(spans) for first in range(0, span.size, step)]
-        tables = np.zeros((len(spans), max(len(span.blocks) for span in spans)), dtype=np.int32)
+        most_blocks = max(len(span.blocks) for span in spans)
+        tables = np.zeros((len(spans), -(-most_blocks // 16) * 16), dtype=np.int32)
         for number, span in enumerate(spans):
             tables[number, : len(span.blocks)] = span.blocks
         starts = [0]
         for span in spans:
             starts.append(starts[-1] + span.size)
+        splits = splits_for(len(tiles) * kv_heads, max(span.context for span in spans), device)
         on_device = lambda values: torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
         return cls(
             rows,
-            few_kinds(splits_for(len(tiles) * kv_heads, max(span.context for span in spans), device)),
+            1 if splits == 1 else MOST_SPLITS,
             on_device([sequence for sequence, _ in tiles]),
             on_device([first for _, first in tiles]),
             on_device(starts),
@@ -245,11 +249,6 @@ def splits_for(tiles: int, context: int, device: torch.device) -> int:
     wanted = -(-2 * processors // tiles)
     wanted = max(1, min(wanted, MOST_SPLITS, -(-context // KEYS)))
     return 1 << (wanted - 1).bit_length()
-
-
-def few_kinds(splits: int) -> int:
-    """1, 4 or 16: every number of splits is a kernel of its own to compile, and a mix of tokens has any."""
-    return next(kind for kind in (1, 4, MOST_SPLITS) if kind >= splits)
 
 
 def scale_log2(head_dim: int) -> float:

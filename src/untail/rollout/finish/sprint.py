@@ -1,10 +1,12 @@
 """A sprint at the end of a step (ours): when little of the batch is missing, what is soonest whole runs alone.
 
 In a full batch the last groups take as long as all others. Alone, in a small one, their steps are short, and drafts
-pay. Who makes way keeps its tokens and its KV, and goes on when the sprint is over. What would grow too old for the
-next update (`rollout.max_staleness`) sprints, too, for the step cannot close without it.
+pay. Not on a device whose steps are hardly shorter with few: there making way would cost the others more than the step
+gains, and everybody runs on. Who makes way keeps its tokens and its KV, and goes on when the sprint is over. What would
+grow too old for the next update (`rollout.max_staleness`) sprints, too, for the step cannot close without it.
 
-Invariant: whoever was chosen stays so until its group is whole, so that nobody makes way twice in a sprint.
+Invariant: whether there is a sprint is decided once in a step. Whoever was chosen stays so until its group is whole, so
+that nobody makes way twice in a sprint.
 """
 
 import math
@@ -26,19 +28,21 @@ class Sprint(Mechanism, Finish):
     class Config(Strict):
         missing: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of the batch with which it begins
         spare: Annotated[int, Field(ge=0)] = 4  # groups that run beside as many as are missing: who knows who is first
+        pays: Annotated[float, Field(ge=0, le=1)] = 0.4  # share of the present tokens per second that they make alone
 
     config: Config
 
     def __init__(self, config: Any):
         super().__init__(config)
         self._chosen: tuple[int, frozenset[str]] = (0, frozenset())  # in which step, and which groups
+        self._declined = 0  # the last step in which a sprint would not have paid
 
     def closes_at(self, view: View) -> float:
         return math.inf
 
     def waits_for(self, view: View) -> Set[str] | None:
         missing = view.wanted - len(view.ready)
-        if missing > self.config.missing * view.wanted:
+        if missing > self.config.missing * view.wanted or self._declined == view.step:
             return None
         overdue = view.overdue()
         step, before = self._chosen
@@ -48,9 +52,16 @@ class Sprint(Mechanism, Finish):
             others = [group for name, group in live.items() if name not in chosen | overdue]
             others.sort(key=lambda group: (_to_go(group, view), group.id))
             chosen |= {group.id for group in others[: missing - len(chosen | overdue) + self.config.spare]}
+        if step != view.step and not self._pays([live[name] for name in chosen | overdue], view):
+            self._declined = view.step
+            return None
         self._chosen = view.step, frozenset(chosen)
         # With too few to fill the batch there must be new ones, and these have slots to wait for.
         return chosen | overdue if len(chosen | overdue) >= max(1, missing) else None
+
+    def _pays(self, chosen: list[LiveGroup], view: View) -> bool:
+        few, now = sum(len(group.open) for group in chosen), max(1, view.running)
+        return few / view.step_seconds(few) >= self.config.pays * now / view.step_seconds(now)
 
 
 def _to_go(group: LiveGroup, view: View) -> float:

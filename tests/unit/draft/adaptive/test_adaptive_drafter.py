@@ -259,18 +259,23 @@ def test_tokens_are_the_same_as_without_drafts_and_training_gets_more_of_them_ac
     assert checked.accepted > 2 * before + 20
 
 
-def test_it_trains_while_few_slots_are_busy():
+def test_it_trains_while_few_slots_are_busy_in_a_rollout():
     _, checked = make(idle_below=0.25)
     drafter = checked.drafter
     is_allowed = drafter.spot._allowed.is_set
-    assert not is_allowed()
+    drafter.occupied(0.0)
+    assert not is_allowed(), "before a rollout has begun"
+    drafter.begin_rollout()
     for share, allowed in [(0.2, True), (0.25, False), (1.0, False), (0.0, True)]:
         drafter.occupied(share)
         assert is_allowed() == allowed
-    drafter.before_update()
+    drafter.end_rollout()
     drafter.occupied(0.0)
     assert not is_allowed(), "whoever says so: the weights are being written"
     drafter.after_update()
+    drafter.occupied(0.0)
+    assert not is_allowed(), "another run may have the device now"
+    drafter.begin_rollout()
     assert is_allowed()
 
 
@@ -278,7 +283,6 @@ def test_slices_after_each_update():
     _, checked = make(slices=3)
     drafter, target = checked.drafter, toy_target()
     drafter.data._take([capture(target, 30)])
-    drafter.before_update()
     drafter.after_update()
     assert drafter.spot.slices == 3
     drafter.data._take([capture(target, 20)])

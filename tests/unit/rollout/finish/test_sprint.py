@@ -73,3 +73,23 @@ def test_nobody_makes_way_where_too_few_are_left_to_fill_the_batch():
 
 def test_it_closes_nothing():
     assert sprint().closes_at(FakeView(wanted=10, ready=READY)) == math.inf
+
+
+def test_nobody_makes_way_where_steps_are_hardly_shorter_with_few():
+    groups = [nearly_whole("a", 60), nearly_whole("b", 50)]
+    view = FakeView(wanted=10, ready=READY[:8], groups=groups, running=100, tau=1.0)
+    view.tau_per_sequence = 0.01  # 2 / 1.02 alone against 100 / 2
+    chooser = sprint()
+    assert chooser.waits_for(view) is None
+    view.tau_per_sequence = 1.0  # 2 / 3 against 100 / 101
+    assert chooser.waits_for(view) is None, "decided for this step"
+    view.step += 1
+    assert chooser.waits_for(view) == {"a", "b"}
+
+
+def test_a_sprint_that_has_begun_goes_on_with_fewer():
+    groups, chooser = [nearly_whole("a", 60), nearly_whole("b", 50)], sprint()
+    view = FakeView(wanted=10, ready=READY[:8], groups=groups)
+    assert chooser.waits_for(view) == {"a", "b"}
+    view.running, view.tau, view.tau_per_sequence = 100, 1.0, 0.0
+    assert chooser.waits_for(view) == {"a", "b"}
