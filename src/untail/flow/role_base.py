@@ -214,13 +214,16 @@ class Roles(Judge):
             channel.put(event)
 
         try:
-            for group in await self.controller.roll_out(step, emit, version):
+            for group in await self.sample(step, emit, version):
                 channel.put(group)
         except Exception as error:
             channel.close(error)
             return False
         channel.close()
         return True
+
+    async def sample(self, step: int, emit: Callable[[Event], None], version: int) -> list[Group]:
+        return await self.controller.roll_out(step, emit, version)
 
     async def underway(self) -> list[Group]:
         """What the step left for later ones, if the learner trains such things ahead."""

@@ -4,7 +4,7 @@ Invariant: engine and learner share one set of weights: an update is a version b
 while the engine is paused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from untail.config import Recipe
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
 from untail.flow.build import build_engine, build_trainer
-from untail.flow.channel import Channel
 from untail.flow.in_turn import InTurn, build_beside
 from untail.flow.role_base import Judge, Roles, Tables
 from untail.learn.memory import gauge_of
@@ -55,13 +54,14 @@ class LocalRoles(LocalJudge, Roles):
             drafter.start()
             self.to_close.callback(drafter.close)
 
-    async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
+    async def sample(self, step: int, emit: Callable[[Event], None], version: int) -> list[Group]:
+        """Drafters learn meanwhile, and have ended when the groups are there."""
         for drafter in self.drafters:
             drafter.begin_rollout()
         try:
-            await super().roll_out(step, channel)
+            return await super().sample(step, emit, version)
         finally:
-            for drafter in self.drafters:  # on the thread of the update, and so before it
+            for drafter in self.drafters:
                 await self.aside(drafter.end_rollout)
 
     async def update(self, batch: Batch) -> dict[str, float]:
@@ -98,7 +98,7 @@ class LocalRoles(LocalJudge, Roles):
 
     async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self.trainer.load_state_dict(tensors, state["trainer"])
-        if self.speculator is not None:
+        if self.speculator is not None and "draft" in state:  # engines in workers keep theirs to themselves
             self.speculator.load_state_dict(tensors, state["draft"])
         if step:
             await self.backend.load_weights(None, step)
