@@ -17,6 +17,11 @@ class Searched:
         self.entries: list[Entry] = []
         self.to_enter: dict[int, list[Entry]] = {}  # until the next question
 
+    def add(self, origin: int) -> None:
+        self.to_enter[len(self.streams)] = []
+        self.streams.append([])
+        self.origins.append(origin)
+
     def grow(self, number: int, token: int) -> None:
         tokens = self.streams[number]
         self.to_enter.setdefault(number, [])
@@ -57,8 +62,7 @@ def test_it_finds_what_a_search_finds_while_streams_grow():
         longest = shortest + chance.randint(0, 4)
         index, searched = SuffixIndex(longest, shortest), Searched(longest, shortest)
         for number in range(3):
-            searched.streams.append([])
-            searched.origins.append(chance.randint(0, 5))
+            searched.add(chance.randint(0, 5))
             assert index.add(searched.streams[number], searched.origins[number], 0) == number
         for _ in range(chance.randint(0, 120)):
             number = chance.randrange(3)
