@@ -2,14 +2,22 @@
 
 import shutil
 import sqlite3
+from contextlib import closing, contextmanager
 
 import pytest
 
 from tests.e2e.conftest import SMALL, untail
 
 
+@contextmanager
+def opened(path):
+    """Closed in the end: the connection is part of a cycle, and would hold its lock until it is collected."""
+    with closing(sqlite3.connect(path)) as db, db:
+        yield db
+
+
 def records(path) -> list[tuple]:
-    with sqlite3.connect(path) as db:
+    with opened(path) as db:
         return db.execute("SELECT prompt, length, reward, step FROM records ORDER BY id").fetchall()
 
 
@@ -32,17 +40,17 @@ def test_a_new_run_starts_with_the_history_of_an_earlier_one(named, trained, tmp
 
 
 def other_model(path) -> None:
-    with sqlite3.connect(path) as db:
+    with opened(path) as db:
         db.execute("UPDATE meta SET value = 'another/model' WHERE key = 'model'")
 
 
 def newer_format(path) -> None:
-    with sqlite3.connect(path) as db:
+    with opened(path) as db:
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
 
 
 def other_tokenizer(path) -> None:
-    with sqlite3.connect(path) as db:
+    with opened(path) as db:
         db.execute("UPDATE meta SET value = 'another' WHERE key = 'tokenizer'")
 
 

@@ -17,12 +17,14 @@ COLLECT_AFTER = (100_000, 10, 100)
 
 
 def main() -> None:
+    collected_after, handled_by = gc.get_threshold(), signal.getsignal(signal.SIGINT)
     gc.set_threshold(*COLLECT_AFTER)
-    before = signal.signal(signal.SIGINT, quit_at_once)  # until a command has something to save
+    signal.signal(signal.SIGINT, quit_at_once)  # until a command has something to save
     try:
         sys.exit(_run())
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handled_by)
+        gc.set_threshold(*collected_after)
 
 
 def _run() -> int:

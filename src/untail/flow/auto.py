@@ -4,6 +4,7 @@ Invariant: they sit where the fastest plan for the costs as measured puts them. 
 each step; they move when another mode has become so much faster that the steps that are left pay for the move.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,7 @@ class Auto:
         flow = recipe.flow
         profile = _measured(recipe, cluster, prompts) if flow.profile is None else Profile.load(Path(flow.profile))
         work = training_work(profile, recipe, len(cluster.devices), steady=flow.schedule != "sync")
-        costs = {**work.costs, "update": OnOne(work.costs["update"])}
-        return cls(
-            Work(work.graph, costs, work.devices, work.batch, work.memory_gib, steady=work.steady), flow.schedule
-        )
+        return cls(replace(work, costs={**work.costs, "update": OnOne(work.costs["update"])}), flow.schedule)
 
     @property
     def plan(self) -> Plan:

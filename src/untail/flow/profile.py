@@ -76,7 +76,7 @@ class Profile(Strict):
 
 def training_work(profile: Profile, recipe: Recipe, devices: int, steady: bool = False) -> Work:
     """A step of this recipe on so many devices. An item is a group. The learner makes its log-probs itself, so that
-    they are part of the update; rewards are the host's."""
+    they are part of the update, and begins when the batch is whole; rewards are the host's."""
     nodes = [Node("rollout"), Node("update")]
     edges = [Edge("rollout", "update", "groups")]
     edges.append(Edge("update", "rollout", "weights", apart_s=profile.sync_s, next_step=True))
@@ -88,7 +88,8 @@ def training_work(profile: Profile, recipe: Recipe, devices: int, steady: bool =
         edges += [Edge("rollout", "reward", "responses"), Edge("reward", "update", "rewards")]
         costs["reward"] = _role(profile.roles["reward"], group)
     memory = math.inf if profile.memory_gib is None else profile.memory_gib
-    return Work(Graph(nodes, edges), costs, devices, recipe.rollout.prompts, memory, steady=steady)
+    batch = recipe.rollout.prompts
+    return Work(Graph(nodes, edges), costs, devices, batch, memory, portions=(batch,), steady=steady)
 
 
 def _rollout(profile: RolloutProfile, recipe: Recipe) -> Rollout:
