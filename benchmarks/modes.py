@@ -2,9 +2,9 @@
 
     python benchmarks/modes.py OUT.json [STEPS] [SCHEDULE]
 
-One device is measured and each mode's step predicted from that; then each mode makes a step in turn, so that what else
-happens on the machine happens to all. `error` is prediction / measurement - 1, `chosen_ratio` what the planner's mode
-takes against the fastest. A device is a core: driver and scorers need their own share of the machine.
+A few steps of one mode are the profile from which each mode's step is predicted; then each mode makes a step in turn,
+so that what else happens on the machine happens to all. `error` is prediction / measurement - 1, `chosen_ratio` what
+the planner's mode takes against the fastest. A device is a core: driver and scorers need their own share of them.
 """
 
 import json
@@ -12,18 +12,18 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
-from untail.config import Recipe, load_recipe
-from untail.engine.models.load import load_model
+from untail.config import load_recipe
 from untail.flow.auto import Auto
 from untail.flow.cluster import connect
+from untail.flow.recorded import profile_of_run
 from untail.resolve import resolved
-from untail.tasks.prepare import prepare
 
 MODES = {"sync": ("collocated", "disaggregated", "hybrid"), "one-off": ("disaggregated", "hybrid")}
 DEVICES = 2
+FEW = ("--set", "validation.prompts=8")
 
 
 def main(out: Path, steps: int, schedule: str) -> None:
@@ -31,7 +31,7 @@ def main(out: Path, steps: int, schedule: str) -> None:
     measured = measure(MODES[schedule], steps, schedule)
     fastest = min(measured, key=lambda mode: measured[mode]["step_s"])
     rows = {
-        mode: {**found, "predicted_s": predicted.get(mode), "error": error(predicted.get(mode), found["step_s"])}
+        mode: {**found, "predicted_s": predicted[mode], "error": predicted[mode] / found["step_s"] - 1}
         for mode, found in measured.items()
     }
     ratio = measured[chosen]["step_s"] / measured[fastest]["step_s"]
@@ -40,43 +40,44 @@ def main(out: Path, steps: int, schedule: str) -> None:
     print(json.dumps(result, indent=1))
 
 
-def error(predicted: float | None, measured: float) -> float | None:
-    return None if predicted is None else predicted / measured - 1
-
-
-def recipe_of(mode: str, schedule: str) -> Recipe:
-    flow = [f"flow.mode={mode}", f"flow.devices={DEVICES}", f"flow.schedule={schedule}"]
-    return resolved(load_recipe("grpo", {}, flow))
-
-
 def predictions(schedule: str) -> tuple[str, dict[str, float]]:
-    """The planner's mode, and each mode's seconds. With one learner, hybrid is in turn on the learner's device."""
-    recipe = recipe_of("auto", schedule)
-    model = load_model(recipe.model)
-    data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
-    with connect("local", devices=DEVICES) as cluster:
-        plan = Auto.of(recipe, cluster, data.prompts).plan
+    """The planner's mode, and each mode's seconds. With one learner, hybrid has engines everywhere as collocated has,
+    and where samples overlap the update, the update takes the learner's device from its engine for that long."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile, run = Path(folder) / "profile.json", Path(folder) / "run"
+        untail("train", "grpo", *FEW, "--steps", "6", "--out", str(run), *assignments("collocated", "sync"))
+        profile_of_run(run).save(profile)
+        recipe = resolved(load_recipe("grpo", {}, [*assignments("auto", schedule)[1::2], f"flow.profile={profile}"]))
+        with connect("local", devices=DEVICES) as cluster:
+            plan = Auto.of(recipe, cluster, []).plan
     found = {other.mode: other.seconds for other in plan.alternatives if other.seconds is not None}
     found[plan.mode] = plan.predicted_step_s
-    return plan.mode, {"hybrid": found["collocated"], **found} if schedule == "sync" else found
+    return plan.mode, {"hybrid": found["collocated"], **found}
+
+
+def assignments(mode: str, schedule: str) -> list[str]:
+    flow = {"mode": mode, "devices": DEVICES, "schedule": schedule}
+    return [word for name, value in flow.items() for word in ("--set", f"flow.{name}={value}")]
+
+
+def untail(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "untail.cli.main", *arguments], check=True)
 
 
 def measure(modes: tuple[str, ...], steps: int, schedule: str) -> dict[str, dict[str, Any]]:
-    """Medians over the steps, without the first."""
     with tempfile.TemporaryDirectory() as folder:
         recipes = [Path(folder) / f"{mode}.toml" for mode in modes]
         for path in recipes:
             path.write_text(f'[flow]\nmode = "{path.stem}"\ndevices = {DEVICES}\nschedule = "{schedule}"\n')
-        command = [sys.executable, "-m", "untail.cli.main", "compare", *map(str, recipes), "--steps", str(steps)]
-        subprocess.run([*command, "--set", "validation.prompts=8", "--out", f"{folder}/runs"], check=True)
-        return {
-            path.stem: figures(next(Path(folder).glob(f"runs/*-{path.stem}-seed0/metrics.jsonl"))) for path in recipes
-        }
+        untail("compare", *map(str, recipes), "--steps", str(steps), *FEW, "--out", f"{folder}/runs")
+        metrics = {path.stem: next(Path(folder).glob(f"runs/*-{path.stem}-seed0/metrics.jsonl")) for path in recipes}
+        return {mode: figures(path) for mode, path in metrics.items()}
 
 
 def figures(metrics: Path) -> dict[str, Any]:
+    """Means over the steps, without the first."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()][1:]
-    mean = lambda name: median(row[name] for row in rows)
+    mean = lambda name: fmean(row[name] for row in rows)
     return {"step_s": mean("wall_s"), "rollout_s": mean("rollout_s"), "update_s": mean("update_s"), "steps": len(rows)}
 
 

@@ -26,8 +26,8 @@ class Log:
         self.step = step
         self("step", t, version=step - 1, carried=carried)
 
-    def start(self, name: str, t: float) -> None:
-        self("start", t, id=name, group=name[0], prompt=name[0], engine=0, slot=0, lane="all")
+    def start(self, name: str, t: float, engine: int = 0) -> None:
+        self("start", t, id=name, group=name[0], prompt=name[0], engine=engine, slot=0, lane="all")
 
     def end(self, name: str, t: float, tokens: int, predicted: float | None = None, end: str = "stop") -> None:
         same = {"group": name[0], "prompt_tokens": 5, "versions": [0, 0], "entropy": 0.5}

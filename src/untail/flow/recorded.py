@@ -5,12 +5,12 @@ made here has none, and plans made with it refuse nothing for lack of memory.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from untail.errors import DataError
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
@@ -20,6 +20,11 @@ from untail.observe.step import LEAVES_ITS_SLOT, TAKES_A_SLOT, StepEvents, cover
 from untail.types import Event
 
 MOST_LENGTHS = 20_000
+KINDS = 16  # powers of two that are told apart: up to 65,536 responses in an engine
+RARE = 0.001  # of all the time that responses took: what was seen less says nothing
+
+Span = tuple[float, float, int]
+Amounts = npt.NDArray[np.float64]
 
 
 def profile_of_run(folder: Path) -> Profile:
@@ -81,39 +86,59 @@ def _scoring(step: StepEvents) -> Measured:
 
 
 def step_times(steps: list[StepEvents]) -> list[tuple[float, float]]:
-    """Seconds of a decode step, by how many responses ran in it. A response that got k tokens in t seconds was in k
-    steps of t / k seconds; such observations are gathered by powers of two of how many ran with it on average."""
-    buckets: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
-    for step in steps:
-        spans = list(_spans(step))
-        if not spans:
-            continue
-        times = np.array([time for begin, end, _ in spans for time in (begin, end)])
-        changes = np.array([1, -1] * len(spans))
-        order = np.argsort(times, kind="stable")
-        times, running = times[order], np.cumsum(changes[order])
-        summed = np.concatenate(([0.0], np.cumsum(running[:-1] * np.diff(times))))
-        for begin, end, tokens in spans:
-            together = float(np.interp(end, times, summed) - np.interp(begin, times, summed)) / (end - begin)
-            buckets[int(together).bit_length()].append((together, end - begin, tokens))
-    if not buckets:
+    """Seconds of a decode step of one engine, by how many responses ran in it.
+
+    While n run, each gets r(n) tokens a second. What a response got in its slot is the sum of r(n) over the time that
+    it was there with n: one equation for each, and an r for each power of two of n. Of those that fit best, neighbours
+    of which the fuller would be the faster are told apart no more.
+    """
+    found = [_shares(spans) for step in steps for spans in _spans_by_engine(step).values()]
+    if not found:
         raise DataError("the run has no response of which begin and end are known; its step times cannot be told")
-    return sorted(_mean(found) for found in buckets.values())
+    tokens, seconds, together = (np.concatenate(column) for column in zip(*found, strict=True))
+    kinds = [[kind] for kind in np.flatnonzero(seconds.sum(0) > RARE * seconds.sum())]
+    while True:
+        by_kind = np.stack([seconds[:, kind].sum(1) for kind in kinds], axis=1)
+        rates, *_ = np.linalg.lstsq(by_kind, tokens, rcond=None)
+        slower = np.append(rates[:-1] > rates[1:], rates[-1] > 0)
+        if slower.all() or len(kinds) == 1:
+            break
+        wrong = min(int(np.argmin(slower)), len(kinds) - 2)
+        kinds[wrong : wrong + 2] = [kinds[wrong] + kinds[wrong + 1]]
+    running = [together[:, kind].sum() / seconds[:, kind].sum() for kind in kinds]
+    return [(float(n), float(1 / rate)) for n, rate in zip(running, rates, strict=True)]
 
 
-def _mean(found: list[tuple[float, float, int]]) -> tuple[float, float]:
-    tokens = sum(count for _, _, count in found)
-    return sum(n * count for n, _, count in found) / tokens, sum(seconds for _, seconds, _ in found) / tokens
+def _shares(spans: list[Span]) -> tuple[Amounts, Amounts, Amounts]:
+    """Of each response of one engine: its tokens; the seconds that it ran beside 2^k to 2^(k+1) - 1 in all, for each k;
+    and the same seconds times how many ran."""
+    times = np.array([time for begin, end, _ in spans for time in (begin, end)])
+    order = np.argsort(times, kind="stable")
+    times, running = times[order], np.cumsum(np.array([1, -1] * len(spans))[order])[:-1]
+    kind = np.frexp(np.maximum(running, 1))[1] - 1
+    passed = np.zeros((len(times), KINDS))
+    passed[np.arange(1, len(times)), np.minimum(kind, KINDS - 1)] = np.diff(times)
+    weighted = passed * np.concatenate(([0], running))[:, None]
+    begins, ends = (np.array([span[place] for span in spans]) for place in (0, 1))
+    within = lambda amounts: _at(ends, times, amounts.cumsum(0)) - _at(begins, times, amounts.cumsum(0))
+    return np.array([tokens for _, _, tokens in spans], dtype=float), within(passed), within(weighted)
 
 
-def _spans(step: StepEvents) -> Iterator[tuple[float, float, int]]:
+def _at(when: Amounts, times: Amounts, summed: Amounts) -> Amounts:
+    """Every `when` is one of the times."""
+    return np.asarray(summed[np.searchsorted(times, when)])
+
+
+def _spans_by_engine(step: StepEvents) -> dict[int, list[Span]]:
     """When a response was in a slot, and the tokens that it got there."""
-    taken: dict[str, tuple[float, int]] = {}
+    taken: dict[str, tuple[int, float, int]] = {}
+    found: dict[int, list[Span]] = defaultdict(list)
     for event in step.events:
         if event["e"] in TAKES_A_SLOT:
-            taken[event["id"]] = event["t"], event.get("tokens", 0)
+            taken[event["id"]] = event.get("engine", 0), event["t"], event.get("tokens", 0)
         elif event["e"] in LEAVES_ITS_SLOT and event["id"] in taken:
-            begin, had = taken.pop(event["id"])
+            engine, begin, had = taken.pop(event["id"])
             made = event.get("tokens", 0) - had
             if made > 0 and event["t"] > begin:
-                yield begin, event["t"], made
+                found[engine].append((begin, event["t"], made))
+    return found

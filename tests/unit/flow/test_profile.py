@@ -112,8 +112,31 @@ def test_a_run_tells_what_its_roles_took(tmp_path):
     (few, alone), (two, both) = made.rollout.tau
     assert two == pytest.approx(2.0)
     assert both == pytest.approx(0.2)
-    assert few < 1.3
-    assert alone == pytest.approx(0.11)
+    assert few == pytest.approx(1.0)
+    assert alone == pytest.approx(0.1)
+
+
+def test_engines_are_told_apart_and_the_fuller_is_never_the_faster(tmp_path):
+    """Each of two engines has one response, then one of them two; noise makes those two look faster."""
+    log, t = Log(), 0.0
+    log.run(concurrency=4)
+    log.events[0]["recipe"] = {"model": "tiny"}
+    for step in (1, 2):
+        log.begin(step, t)
+        log.start("a1", t)
+        log.start("a2", t, engine=1)
+        log.end("a1", t + 1.0, 10)
+        log.end("a2", t + 1.0, 10)
+        log.start("b1", t + 1.0)
+        log.start("b2", t + 1.0)
+        log.end("b1", t + 2.0, 11)
+        log.end("b2", t + 2.0, 11)
+        log.train(t + 3, member("a1", 10, 1.0), member("a2", 10, 0.0))
+        log.over(t + 3, t + 4, t + 4.5, 42, logprob_s=0.5, update_s=0.5)
+        t += 5
+    log.write(tmp_path / "events.jsonl")
+    ((_, seconds),) = profile_of_run(tmp_path).rollout.tau
+    assert seconds == pytest.approx(4.0 / 42)
 
 
 def test_what_is_no_run_is_refused(tmp_path):
