@@ -40,6 +40,8 @@ MayBeFalse = BeforeValidator(lambda value: None if value is False else value)
 """`false` leaves it out, as it does a mechanism."""
 NamedTable = Annotated[dict[str, Any], BeforeValidator(lambda value: {"name": value} if type(value) is str else value)]
 """A plug-in's raw table; its name alone stands for a table with nothing else in it."""
+NAMED_TABLES = frozenset({"choose", "advantage", "importance", "credit"})
+"""The fields that are such tables."""
 LossKind = Literal["token", "sequence", "constant"]
 """Mean over all tokens; mean over sequences of their token means; mean over sequences of token sum / `loss_length`."""
 
@@ -325,6 +327,8 @@ def override(tree: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {assignment!r} is not of the form section.key=value")
         table = tree
         for key in keys[:-1]:
+            if key in NAMED_TABLES and isinstance(table.get(key), str):
+                table[key] = {"name": table[key]}
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"--set {assignment!r}: {key} is a value, not a section")

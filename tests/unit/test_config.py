@@ -98,3 +98,15 @@ def test_a_config_does_not_change():
 def test_false_leaves_a_part_of_the_learner_out(recipe, field):
     assert getattr(load_recipe(recipe, {}, []).learn, field) is not None
     assert getattr(load_recipe(recipe, {}, [f"learn.{field}=false"]).learn, field) is None
+
+
+def test_a_field_of_a_plug_in_that_stands_there_by_its_name():
+    recipe = load_recipe("untail", {}, ["draft.choose.trial=3"])
+    assert recipe.draft.choose == {"name": "bandit", "trial": 3}
+
+
+def test_every_table_that_may_be_a_name_is_known_as_one():
+    from untail.config import NAMED_TABLES, DraftConfig, LearnConfig, NamedTable
+
+    fields = {**DraftConfig.__annotations__, **LearnConfig.__annotations__}
+    assert {name for name, kind in fields.items() if kind in (NamedTable, NamedTable | None)} == NAMED_TABLES

@@ -32,7 +32,7 @@ class Adaptive(LearningDrafter):
         lr: PositiveFloat = 1e-3
         window: PositiveInt = 512  # tokens that a draft looks back to
         slices: Annotated[int, Field(ge=0)] = 0  # of training after each update, on top of those on idle time
-        idle_below: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of slots: with fewer busy it may train
+        idle_below: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of slots: with fewer busy it may train; 0: never
         test_steps: Annotated[int, Field(ge=0, le=16)] = 2  # passes of training that go on from its own guesses
         buffer_tokens: PositiveInt = 65536  # that it learns from, at most
         start: str | None = None  # folder of an exported drafter of this model; unset: from scratch

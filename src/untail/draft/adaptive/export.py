@@ -94,7 +94,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON ({error}); give the folder of an exported drafter") from None
+        raise ConfigError(
+            f"draft.drafters.adaptive.start: {path} cannot be read as JSON ({error}); "
+            "give the folder of an exported drafter"
+        ) from None
 
 
 def _refuse_other_model(config: dict[str, Any], target: Decoder, folder: Path) -> None:

@@ -3,13 +3,16 @@
 Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out;
 its reward is the pull's tokens per second. The best arm is the one with the highest median of its last pulls.
 
-Invariant: every arm is pulled twice before the median counts, unless its drafter was hopeless at a smaller depth. Now
+Invariant: nobody drafts for a batch of more than a few before drafts have paid for one of half the size: the larger it
+is, the less they do. Every arm is pulled twice before the median counts, unless its drafter was hopeless at a smaller
+depth. Now
 and then one is pulled again, ever more seldom: the nearer it came to the best, the more often, for what is far behind
 costs most to try and has least to gain. A context that is new takes over what one with the same batch size
 knows, if there is one: acceptance and length change slowly, and nothing has to be tried again for them. The arm without
 drafts is always offered.
 """
 
+import math
 from dataclasses import dataclass
 from random import Random
 from statistics import median_high
@@ -23,6 +26,7 @@ from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Outcome, Scene
 LENGTHS = (1024, 4096, 16384)  # of the context in tokens: where the buckets end
 ACCEPTANCES = (0.3, 0.6)
 HOPELESS = 0.5  # of the best median: deeper arms of a drafter that stays below are not tried for a start
+FEW = 15  # sequences for which drafts are tried without further ado
 TRIES = 2  # pulls of an arm before it is judged
 TIE = 0.05  # of the best median: who is behind by less is as good as the best, when it comes to trying
 Chance = Annotated[float, Field(ge=0, le=1)]
@@ -110,7 +114,7 @@ class Bandit(Chooser):
     def _begin(self, context: Context, batch: int) -> Pull:
         if context not in self._rewards:
             self._rewards[context] = self._borrowed(context)
-        known, arms = self._rewards[context], self._offered(batch)
+        known, arms = self._rewards[context], self._offered(context, batch)
         medians = {arm: _median(known[arm]) for arm in arms if arm in known}
         trial = max(2, self.config.trial // batch)
         hopeless = {arm for arm in arms if _is_hopeless(arm, known)}
@@ -142,7 +146,10 @@ class Bandit(Chooser):
         first, last = self.config.explore, self.config.explore_last
         return last + (first - last) * 0.5 ** (count / self.config.decay)
 
-    def _offered(self, batch: int) -> list[Arm]:
+    def _offered(self, context: Context, batch: int) -> list[Arm]:
+        smaller = [known for other, known in self._rewards.items() if other.batch == context.batch - 1]
+        if batch > FEW and not any(map(_drafts_paid, smaller)):
+            return [OFF]
         fits = [depth for depth in self.config.depths if batch * (depth + 1) <= self.config.max_verify]
         return [OFF, *(Arm(drafter, depth) for drafter in self.drafters for depth in fits)]
 
@@ -158,6 +165,11 @@ class Bandit(Chooser):
 def _median(kept: list[tuple[int, float]]) -> float:
     """The higher one of two: what holds a step up makes it slower, never faster."""
     return median_high(reward for _, reward in kept)
+
+
+def _drafts_paid(known: Rewards) -> bool:
+    medians = {arm: _median(kept) for arm, kept in known.items()}
+    return any(value > medians.get(OFF, math.inf) for arm, value in medians.items() if arm != OFF)
 
 
 def _is_hopeless(arm: Arm, known: Rewards) -> bool:

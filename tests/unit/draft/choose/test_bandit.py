@@ -125,3 +125,12 @@ def test_a_drafter_that_is_gone_since_is_forgotten():
     other = Bandit(Bandit.Config(), ["adaptive"], 0)
     other.restore(chooser.state())
     assert all(arm.drafter in (None, "adaptive") for arm in play(other, {"others": 1.0}, 300))
+
+
+def test_nobody_drafts_for_many_before_it_paid_for_half_as_many():
+    chooser = bandit(max_verify=1000)
+    assert set(play(chooser, {"others": 1.0}, 100, batch=16)) == {OFF}
+    play(chooser, {OFF: 1.0, "others": 2.0}, 200, batch=8)
+    assert len(play(chooser, {OFF: 1.0, "others": 2.0}, 200, batch=16)) > 1
+    play(chooser, {OFF: 2.0, Arm("history", 2): 1.5, "others": 1.5}, 400, batch=32)
+    assert set(play(chooser, {"others": 1.0}, 100, batch=64)) == {OFF}, "it did not pay for 32"
