@@ -28,7 +28,7 @@ class Sprint(Mechanism, Finish):
     class Config(Strict):
         missing: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of the batch with which it begins
         spare: Annotated[int, Field(ge=0)] = 4  # groups that run beside as many as are missing: who knows who is first
-        pays: Annotated[float, Field(ge=0, le=1)] = 0.4  # share of the present tokens per second that they make alone
+        pays: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of the present tokens per second that they make alone
 
     config: Config
 
