@@ -78,7 +78,8 @@ done
 
 # Drafting: strategies by batch size, where SmolLM2 is as sure as a policy in RL and where it is not at all; what the
 # history gives in the second epoch and siblings in the first; a drafter that goes on learning and one that does not.
-$untail bench draft --json | tail -1 > $data/draft.json
+$untail bench draft --batch 1 --runs 8 --json | tail -1 > $data/draft.json
+$untail bench draft --batch 4,16 --json | tail -1 > $data/draft-more.json
 $untail bench draft --temperature 1 --strategies "history 2,history 8,ngram 2,bandit" --json | tail -1 > $data/draft-hot.json
 .venv/bin/python benchmarks/suffix.py $data/suffix.json
 .venv/bin/python benchmarks/spot.py $data/spot.json
@@ -98,4 +99,7 @@ for seed in 0 1 2; do
 done
 
 # A policy against simulators, in the three modes and as planned.
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/embodied.py $data/embodied.json 20
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/embodied.py $data/embodied.json 14
+
+# The quickstart in three modes, against what is predicted.
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/modes.py $data/modes.json 12
