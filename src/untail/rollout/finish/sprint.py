@@ -60,8 +60,8 @@ class Sprint(Mechanism, Finish):
         return chosen | overdue if len(chosen | overdue) >= max(1, missing) else None
 
     def _pays(self, chosen: list[LiveGroup], view: View) -> bool:
-        few, now = sum(len(group.open) for group in chosen), max(1, view.running)
-        return few / view.step_seconds(few) >= self.config.pays * now / view.step_seconds(now)
+        speed = lambda members: members / view.step_seconds(max(1, members // view.engines))
+        return speed(sum(len(group.open) for group in chosen)) >= self.config.pays * speed(max(1, view.running))
 
 
 def _to_go(group: LiveGroup, view: View) -> float:

@@ -93,3 +93,11 @@ def test_a_sprint_that_has_begun_goes_on_with_fewer():
     assert chooser.waits_for(view) == {"a", "b"}
     view.running, view.tau, view.tau_per_sequence = 100, 1.0, 0.0
     assert chooser.waits_for(view) == {"a", "b"}
+
+
+def test_what_pays_is_told_by_what_each_engine_has():
+    groups = [nearly_whole("a", 60), nearly_whole("b", 50)]
+    view = FakeView(wanted=10, ready=READY[:8], groups=groups, running=100, tau=0.1, tau_per_sequence=1.0, engines=50)
+    assert sprint().waits_for(view) is None  # 2 / 1.1 alone, and 100 / 2.1 now
+    view.engines = 1  # 2 / 2.1, and 100 / 100.1
+    assert sprint().waits_for(view) == {"a", "b"}
