@@ -9,7 +9,7 @@ them. Of those the longest match wins; among equals the one nearest to the same 
 repeats is told apart by that), then the one that was entered first: past responses come before all others, the best
 first.
 
-Not compiled, because there is nothing to gain: 1 microsecond per token and 4 to 11 per lookup in plain Python
+Not compiled, because there is nothing to gain: 1 microsecond per token and 4 to 12 per lookup in plain Python
 (benchmarks/suffix.py), against 87 per step with the compiled tree of arctic-inference, where a decode step takes
 milliseconds.
 """
