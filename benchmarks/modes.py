@@ -1,6 +1,6 @@
 """The quickstart's step in three modes on two devices, against what is predicted, and the planner's choice.
 
-    python benchmarks/modes.py OUT.json [STEPS] [SCHEDULE]
+    python benchmarks/modes.py OUT.json [STEPS]
 
 A few steps of one mode are the profile from which each mode's step is predicted; then each mode makes a step in turn,
 so that what else happens on the machine happens to all. `error` is prediction / measurement - 1, `chosen_ratio` what
@@ -21,33 +21,32 @@ from untail.flow.cluster import connect
 from untail.flow.recorded import profile_of_run
 from untail.resolve import resolved
 
-MODES = {"sync": ("collocated", "disaggregated", "hybrid"), "one-off": ("disaggregated", "hybrid")}
+MODES = ("collocated", "disaggregated", "hybrid")
 DEVICES = 2
 FEW = ("--set", "validation.prompts=8")
 
 
-def main(out: Path, steps: int, schedule: str) -> None:
-    chosen, predicted = predictions(schedule)
-    measured = measure(MODES[schedule], steps, schedule)
+def main(out: Path, steps: int) -> None:
+    chosen, predicted = predictions()
+    measured = measure(steps)
     fastest = min(measured, key=lambda mode: measured[mode]["step_s"])
     rows = {
         mode: {**found, "predicted_s": predicted[mode], "error": predicted[mode] / found["step_s"] - 1}
         for mode, found in measured.items()
     }
     ratio = measured[chosen]["step_s"] / measured[fastest]["step_s"]
-    result = {"schedule": schedule, "fastest": fastest, "chosen": chosen, "chosen_ratio": ratio, "modes": rows}
+    result = {"fastest": fastest, "chosen": chosen, "chosen_ratio": ratio, "modes": rows}
     out.write_text(json.dumps(result) + "\n")
     print(json.dumps(result, indent=1))
 
 
-def predictions(schedule: str) -> tuple[str, dict[str, float]]:
-    """The planner's mode, and each mode's seconds. With one learner, hybrid has engines everywhere as collocated has,
-    and where samples overlap the update, the update takes the learner's device from its engine for that long."""
+def predictions() -> tuple[str, dict[str, float]]:
+    """The planner's mode, and each mode's seconds. With one learner, hybrid has engines where collocated has."""
     with tempfile.TemporaryDirectory() as folder:
         profile, run = Path(folder) / "profile.json", Path(folder) / "run"
-        untail("train", "grpo", *FEW, "--steps", "6", "--out", str(run), *assignments("collocated", "sync"))
+        untail("train", "grpo", *FEW, "--steps", "6", "--out", str(run), *assignments("collocated"))
         profile_of_run(run).save(profile)
-        recipe = resolved(load_recipe("grpo", {}, [*assignments("auto", schedule)[1::2], f"flow.profile={profile}"]))
+        recipe = resolved(load_recipe("grpo", {}, [*assignments("auto")[1::2], f"flow.profile={profile}"]))
         with connect("local", devices=DEVICES) as cluster:
             plan = Auto.of(recipe, cluster, []).plan
     found = {other.mode: other.seconds for other in plan.alternatives if other.seconds is not None}
@@ -55,20 +54,19 @@ def predictions(schedule: str) -> tuple[str, dict[str, float]]:
     return plan.mode, {"hybrid": found["collocated"], **found}
 
 
-def assignments(mode: str, schedule: str) -> list[str]:
-    flow = {"mode": mode, "devices": DEVICES, "schedule": schedule}
-    return [word for name, value in flow.items() for word in ("--set", f"flow.{name}={value}")]
+def assignments(mode: str) -> list[str]:
+    return ["--set", f"flow.mode={mode}", "--set", f"flow.devices={DEVICES}"]
 
 
 def untail(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "untail.cli.main", *arguments], check=True)
 
 
-def measure(modes: tuple[str, ...], steps: int, schedule: str) -> dict[str, dict[str, Any]]:
+def measure(steps: int) -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        recipes = [Path(folder) / f"{mode}.toml" for mode in modes]
+        recipes = [Path(folder) / f"{mode}.toml" for mode in MODES]
         for path in recipes:
-            path.write_text(f'[flow]\nmode = "{path.stem}"\ndevices = {DEVICES}\nschedule = "{schedule}"\n')
+            path.write_text(f'[flow]\nmode = "{path.stem}"\ndevices = {DEVICES}\n')
         untail("compare", *map(str, recipes), "--steps", str(steps), *FEW, "--out", f"{folder}/runs")
         metrics = {path.stem: next(Path(folder).glob(f"runs/*-{path.stem}-seed0/metrics.jsonl")) for path in recipes}
         return {mode: figures(path) for mode, path in metrics.items()}
@@ -83,4 +81,4 @@ def figures(metrics: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     _, path, *rest = sys.argv
-    main(Path(path), int(rest[0]) if rest else 10, rest[1] if len(rest) > 1 else "sync")
+    main(Path(path), int(rest[0]) if rest else 10)

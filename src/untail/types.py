@@ -99,6 +99,18 @@ class Chunk:
     end: End | None = None
 
 
+def add_columns(into: "Chunk | Trajectory", chunk: Chunk) -> None:
+    """The chunk's tokens, with what was said of each, behind those that are there."""
+    into.tokens += chunk.tokens
+    into.policy_logprob += chunk.policy_logprob
+    into.behaviour_logprob += chunk.behaviour_logprob
+    into.entropy += chunk.entropy
+    into.p_eos += chunk.p_eos
+    into.version += chunk.version
+    into.mixed_kv += chunk.mixed_kv
+    into.lossy += chunk.lossy
+
+
 @dataclass(frozen=True, slots=True)
 class Forked:
     """Children of a running sequence, which share its first `position` response tokens."""
@@ -184,14 +196,7 @@ class Trajectory:
         return list(islice(from_end, last))[::-1]
 
     def take(self, chunk: Chunk) -> None:
-        self.tokens += chunk.tokens
-        self.policy_logprob += chunk.policy_logprob
-        self.behaviour_logprob += chunk.behaviour_logprob
-        self.entropy += chunk.entropy
-        self.p_eos += chunk.p_eos
-        self.version += chunk.version
-        self.mixed_kv += chunk.mixed_kv
-        self.lossy += chunk.lossy
+        add_columns(self, chunk)
         self.from_model += [True] * len(chunk.tokens)
         self.end = chunk.end
 

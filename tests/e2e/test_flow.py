@@ -65,8 +65,9 @@ def test_an_engine_killed_in_mid_group_costs_nothing_that_was_told(recipe, token
     assert hit <= resumed, "somebody who lost its engine did not go on"
 
 
-@TWO_CORES
-def test_a_learner_killed_between_steps_and_in_one_is_replaced_and_the_losses_are_the_same(in_one_process, tmp_path):
+def kill_learners(rank: int):
+    """Rank 0 between two steps, and this one in the middle of an update."""
+
     async def interfere(roles, step):
         if step == 2:
             await asyncio.to_thread(roles.learner[0].kill)
@@ -76,13 +77,18 @@ def test_a_learner_killed_between_steps_and_in_one_is_replaced_and_the_losses_ar
             async def learn_and_die(batch):
                 work = asyncio.ensure_future(learn(batch))
                 await asyncio.sleep(0.01)
-                await asyncio.to_thread(roles.learner[0].kill)
+                await asyncio.to_thread(roles.learner[rank].kill)
                 return await work
 
             roles._learn = learn_and_die
 
+    return interfere
+
+
+@TWO_CORES
+def test_a_learner_killed_between_steps_and_in_one_is_replaced_and_the_losses_are_the_same(in_one_process, tmp_path):
     flow = {"flow__mode": "disaggregated", "flow__devices": 2}
-    outcome = train(small(deterministic=True, **flow), tmp_path / "run", interfere)
+    outcome = train(small(deterministic=True, **flow), tmp_path / "run", kill_learners(0))
     assert outcome.losses == in_one_process.losses
     assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 1]
     check_books(outcome)
@@ -90,22 +96,8 @@ def test_a_learner_killed_between_steps_and_in_one_is_replaced_and_the_losses_ar
 
 @TWO_CORES
 def test_a_learner_of_two_ranks_survives_the_loss_of_either(tmp_path):
-    async def interfere(roles, step):
-        if step == 2:
-            await asyncio.to_thread(roles.learner[0].kill)
-        if step == 3:
-            learn = roles._learn
-
-            async def learn_and_die(batch):
-                work = asyncio.ensure_future(learn(batch))
-                await asyncio.sleep(0.01)
-                await asyncio.to_thread(roles.learner[1].kill)
-                return await work
-
-            roles._learn = learn_and_die
-
     flow = {"flow__mode": "collocated", "flow__devices": 2, "flow__learner_devices": 2}
-    outcome = train(small(**flow), tmp_path / "run", interfere)
+    outcome = train(small(**flow), tmp_path / "run", kill_learners(1))
     assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 1]
     check_books(outcome)
     load_model(str(tmp_path / "run" / "model"), "cpu")

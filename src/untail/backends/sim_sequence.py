@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections import OrderedDict
 
-from untail.types import Chunk, End, SequenceSpec
+from untail.types import Chunk, End, SequenceSpec, add_columns
 
 STOP = 0  # every other token is the number of its place in a part of the vocabulary that is its stream's own: a
 # simulated response repeats nothing, neither of itself nor of its siblings
@@ -66,20 +66,9 @@ class Sequence:
         if self.chunk is None:
             self.chunk = new
         else:
-            _join(self.chunk, new)
+            add_columns(self.chunk, new)
 
     def emit(self, end: End | None) -> None:
         chunk, self.chunk = self.chunk or Chunk(), None
         chunk.end = end
         self.chunks.put_nowait(chunk)
-
-
-def _join(into: Chunk, chunk: Chunk) -> None:
-    into.tokens += chunk.tokens
-    into.policy_logprob += chunk.policy_logprob
-    into.behaviour_logprob += chunk.behaviour_logprob
-    into.entropy += chunk.entropy
-    into.p_eos += chunk.p_eos
-    into.version += chunk.version
-    into.mixed_kv += chunk.mixed_kv
-    into.lossy += chunk.lossy

@@ -5,20 +5,18 @@ exactly as in the driver's process; otherwise it is as many steps as fit into `T
 has come to an end or a boundary, or when the driver has something new to say.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from untail.backends.base import EngineLost, Load
 from untail.backends.seat import Order, Seat, Turn
 from untail.backends.step_clock import LATENCY
 from untail.config import Recipe
-from untail.engine.models.load import load_model
+from untail.engine.models.load import load_model, memory_of
 from untail.engine.runner import Runner
 from untail.engine.weights import Source
 from untail.flow.build import build_engine
@@ -109,11 +107,8 @@ class EngineWorker(Worker):
         self.seat.received = self._exchange.receive()
 
     def capacity(self) -> float:
-        """Bytes that its device holds; of a machine without GPUs, each core has its share."""
-        device = self.engine.decoder.embed.device
-        if device.type == "cuda":
-            return float(torch.cuda.get_device_properties(device).total_memory)
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (os.cpu_count() or 1))
+        """Bytes that its device holds."""
+        return memory_of(self.engine.decoder.embed.device)
 
     def footprint(self) -> float:
         """Its weights and its KV pool."""

@@ -5,7 +5,6 @@ first time is left out. What a role needs is the most that was held while it ran
 elsewhere.
 """
 
-import os
 import platform
 import resource
 import sys
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from untail.config import Recipe
 from untail.engine.engine import Engine
-from untail.engine.models.load import LoadedModel
+from untail.engine.models.load import LoadedModel, memory_of
 from untail.flow.cost import Curve
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
 from untail.learn.trainer import Trainer
@@ -52,7 +51,7 @@ def measure(recipe: Recipe, model: LoadedModel, prompts: list[Prompt], most_grou
     return Profile(
         made_on=f"{platform.node()}, {memory.device}",
         model=recipe.model,
-        memory_gib=memory.of_device_gib,
+        memory_gib=memory_of(memory.device) / GIB,
         sync_s=_swap_s(weights) / 2,  # one way
         rollout=RolloutProfile(**rollout, swap_s=_swap_s(weights)),
         roles=roles,
@@ -80,13 +79,6 @@ class PeakMemory:
             lines = Path("/proc/self/status").read_text().splitlines()
             return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / GIB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB
-
-    @property
-    def of_device_gib(self) -> float:
-        """Without a GPU a device is a core, with its share of the memory."""
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_properties(self.device).total_memory / GIB
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (os.cpu_count() or 1) / GIB
 
 
 def _roll_out(recipe: Recipe, model: LoadedModel, prompts: list[Prompt]) -> tuple[list[Group], dict[str, Any]]:

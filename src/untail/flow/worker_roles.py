@@ -92,7 +92,7 @@ class WorkerRoles(Roles):
         if "adaptive" in {name for name, table in recipe.draft.drafters.items() if table is not False}:
             raise ConfigError(
                 "draft.drafters.adaptive learns from the learner's pass in the engine's own process, and flow.mode = "
-                f'"{recipe.flow.mode}" has them apart; take flow.mode = "local", or another drafter'
+                f'"{recipe.flow.mode}" has them apart; take flow.mode = "local", or --set draft.drafters.adaptive=false'
             )
 
     # ---- engines ----------------------------------------------------------------------------------------------

@@ -147,7 +147,5 @@ def project_into(out_RV: Tensor, hidden_RD: Tensor, weight_VD: Tensor) -> None:
     """The same, to where a captured graph looks for them. Pre: `out_RV` is float32."""
     if hidden_RD.dtype == torch.float32:
         torch.mm(hidden_RD, weight_VD.T, out=out_RV)
-    elif hidden_RD.is_cuda:
-        torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32, out=out_RV)
     else:
-        out_RV.copy_(F.linear(hidden_RD, weight_VD))
+        torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32, out=out_RV)

@@ -1,5 +1,6 @@
 """From a model's name to a decoder with weights and its tokenizer."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -52,6 +53,13 @@ def load_decoder(files: ModelFiles, device: str = "auto", dtype: str = "auto") -
         raise ModelError(f"{files.folder}: {error}") from None
     copy_in(decoder, tensors)
     return decoder
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes that a device has; of a machine without GPUs, each core has its share."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (os.cpu_count() or 1)
 
 
 def refuse_if_too_heavy(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
