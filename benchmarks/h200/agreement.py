@@ -1,10 +1,10 @@
-"""Teacher-forced greedy agreement in bf16: graphs and eager kernels against SDPA, every disagreement beside its gap.
+"""Teacher-forced greedy agreement: graphs and eager kernels against SDPA, every disagreement beside its gap.
 
 python benchmarks/h200/agreement.py MODEL     (a name or path that untail loads, for instance a GGUF file)
 
-The texts are questions and the model's own answers, sampled at temperature 1 as training samples them; at each
-position of an answer each way says its best token. A disagreement is a near tie if the same weights in float32 hold
-the two tokens less than NEAR apart.
+The texts are questions and the model's own answers, greedy ones, and some sampled at temperature 1 as training samples
+them; at each position of an answer each way says its best token. In bf16, and in fp16. A disagreement is a near tie if
+the same weights in float32 hold the two tokens less than NEAR apart.
 """
 
 import json
@@ -29,10 +29,10 @@ QUESTION = "A shop sells {} apples a day and {} pears. How many pieces of fruit 
 NEAR = 0.25  # of a logit: bf16 steps are 0.125 between 16 and 32
 
 
-def make_texts(model: LoadedModel) -> tuple[list[list[int]], torch.Tensor]:
+def make_texts(model: LoadedModel, temperature: float) -> tuple[list[list[int]], torch.Tensor]:
     """The texts, all of LENGTH tokens, and at which positions [texts, LENGTH] an answer's next token is said."""
     engine = Engine(model.decoder, EngineConfig(kv_gib=2))
-    ends = SamplingParams(stop_ids=model.tokenizer.eos_ids)
+    ends = SamplingParams(temperature=temperature, stop_ids=model.tokenizer.eos_ids)
     texts = [model.tokenizer.chat(QUESTION.format(37 * n + 11, 13 * n + 2)) for n in range(TEXTS)]
     counted = torch.zeros(TEXTS, LENGTH, dtype=torch.bool, device="cuda")
     begins = [len(text) for text in texts]
@@ -101,9 +101,8 @@ def compared(
 
 
 @torch.inference_mode()
-def main(name: str) -> None:
-    model = load_model(name, "cuda", "bfloat16")
-    decoder, (texts, counted) = model.decoder, make_texts(model)
+def compare(model: LoadedModel, temperature: float, about: dict[str, object]) -> None:
+    decoder, (texts, counted) = model.decoder, make_texts(model, temperature)
     exact_decoder = Decoder(decoder.shape, "cuda", torch.float32)
     for mine, theirs in zip(exact_decoder.parameters(), decoder.parameters(), strict=True):
         mine.copy_(theirs)
@@ -115,7 +114,14 @@ def main(name: str) -> None:
         **{f"graph of {rows} rows": lambda rows=rows: one_by_one(decoder, texts, rows) for rows in (1, 2, 8, 32)},
     }
     for way, said in ways.items():
-        print(json.dumps({"way": way, **compared(said(), reference, exact, counted)}), flush=True)
+        print(json.dumps({**about, "way": way, **compared(said(), reference, exact, counted)}), flush=True)
+
+
+def main(name: str) -> None:
+    for dtype in ("bfloat16", "float16"):
+        model = load_model(name, "cuda", dtype)
+        for temperature in (0.0, 1.0):
+            compare(model, temperature, {"dtype": dtype, "texts": "sampled" if temperature else "greedy"})
 
 
 if __name__ == "__main__":

@@ -31,6 +31,21 @@ def test_the_same_tokens_and_figures(pair, max_seqs, kv_blocks):
     check_same(*pair, max_seqs, kv_blocks)
 
 
+def test_a_warm_engine_captures_nothing_more(pair):
+    engine = Engine(pair[0], EngineConfig(kv_blocks=128, max_seqs=8))
+    engine.warm_up()
+    graphs = engine.ahead._ready()._graphs
+    captured = set(graphs)
+    assert captured == {(bucket, 1) for bucket in engine.ahead.buckets}
+    cold = Engine(pair[0], EngineConfig(kv_blocks=128, max_seqs=8))
+    for one in (engine, cold):
+        for number in range(9):
+            one.add(spec(str(number), [1, 2, 3], 5 + 9 * number, stream=number))
+    warm, expected = finish(engine), finish(cold)
+    assert set(graphs) == captured
+    assert {name: result.tokens for name, result in warm.items()} == {n: r.tokens for n, r in expected.items()}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_control_in_the_middle_of_a_launch(pair, seed):
     check_control(*pair, seed)

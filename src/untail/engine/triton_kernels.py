@@ -7,7 +7,8 @@ from torch import Tensor
 
 from untail.engine.attention.base import Attention
 from untail.engine.attention.sdpa import Span
-from untail.engine.attention.triton_paged import MOST_ROWS, TritonPaged
+from untail.engine.attention.triton_paged import KEYS, MOST_ROWS, TritonPaged
+from untail.engine.blocks import blocks_for
 from untail.engine.decode_state import DecodeState
 from untail.engine.fused import FusedStep, PlainStep, Workspace, can_fuse
 from untail.engine.models.decoder import Decoder
@@ -23,6 +24,15 @@ class TritonKernels:
         self.chained = embed.is_cuda and torch.cuda.get_device_capability(embed.device)[0] >= 9
         self.widest = MOST_ROWS // (decoder.shape.heads // decoder.shape.kv_heads)
         self._workspace: Workspace | None = None
+
+    def warm_up(self, kv: Tensor) -> None:
+        shape = self.decoder.shape
+        for tokens in (1, 2):  # decoded only, or filled in too
+            for context in (tokens, KEYS + 1):  # in one piece, or in splits
+                span = Span(tokens, context, [0] * blocks_for(context))
+                slots_T = torch.zeros(tokens, dtype=torch.int64, device=kv.device)
+                q_THD, k_TKD = (kv.new_zeros(tokens, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads))
+                self.attention(kv, slots_T, [span])(0, q_THD, k_TKD, k_TKD)
 
     def attention(self, kv: Tensor, slots_T: Tensor, spans: list[Span]) -> Attention:
         return TritonPaged(kv, slots_T, spans, self.decoder.shape.heads // self.decoder.shape.kv_heads)

@@ -24,7 +24,9 @@ def build_engine(recipe: Recipe, model: LoadedModel) -> tuple[Engine, Speculator
     # How many tokens a step gives depends on what drafters know, and not all of that is in a checkpoint.
     speculator = None if recipe.deterministic else drafting.build(recipe.draft, recipe.seed)
     decode = partial(model.tokenizer.decode, skip_special=False)
-    return Engine(model.decoder, config, decode, speculator), speculator
+    engine = Engine(model.decoder, config, decode, speculator)
+    engine.warm_up()
+    return engine, speculator
 
 
 def build_trainer(

@@ -2,7 +2,7 @@
 
 Invariant: the parameters stay at their addresses (the engine reads them); they change only in `step`, only by a finite
 gradient. A parameter in bf16 or fp16 is the compute copy of a master in fp32, where gradients are summed and steps
-taken.
+taken. What is gathered are gradients of the loss times `loss_scale`.
 """
 
 from collections.abc import Iterable
@@ -17,15 +17,19 @@ from untail.errors import WeightsError
 from untail.learn.parts import part_of, whole_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+# fp16 has nothing below 6e-8, and a token's part in the mean of a batch is of that size; above 65504 there is nothing
+# either, and a gradient of this model's that reached 4 would have been clipped away.
+FP16_LOSS_SCALE = 2.0**14
 
 
 class Optimizer:
     """Takes `steps` steps of AdamW; matrices decay, norms and biases do not."""
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], config: LearnConfig):
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], config: LearnConfig, loss_scale: float = 1.0):
         self.steps = 0
         self._config = config
         self._parameters = dict(parameters)
+        self.loss_scale = loss_scale
         self._masters = {name: self._master(parameter) for name, parameter in self._parameters.items()}
         masters = self._masters.values()
         groups: list[dict[str, Any]] = [
@@ -51,7 +55,10 @@ class Optimizer:
 
     def step(self) -> tuple[Tensor, bool]:
         """The gradient's norm before clipping, and whether a step was taken: not if the norm is infinite or NaN."""
-        norm = whole_of(get_total_norm([m.grad for m in self._masters.values() if m.grad is not None]))
+        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+        if self.loss_scale != 1:
+            torch._foreach_div_(gradients, self.loss_scale)
+        norm = whole_of(get_total_norm(gradients))
         finite = bool(norm.isfinite())
         if finite:
             clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)

@@ -25,10 +25,11 @@ from torch.distributed import ProcessGroup
 from untail.config import LearnConfig, RolloutConfig
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.names import split_out
+from untail.errors import ConfigError
 from untail.learn.logprob import rows_at_once
 from untail.learn.loss import PolicyLoss
 from untail.learn.memory import Memory, gauge_of
-from untail.learn.optimizer import Optimizer
+from untail.learn.optimizer import FP16_LOSS_SCALE, Optimizer
 from untail.learn.pack import LossColumns, MicroBatch
 from untail.learn.policy import Hear, Policy
 from untail.learn.prune import dot_products, prune
@@ -80,9 +81,15 @@ class Trainer:
             self.reference = Policy(start, temperature, logit_rows)
         self.values: Values | None = None
         if self.rules.advantage.needs_values:
+            if config.critic.kind == "model" and self._dtype == torch.float16:
+                raise ConfigError(
+                    'learn.critic.kind = "model" cannot be trained in engine.dtype = "float16"; '
+                    'take engine.dtype = "bfloat16", or learn.critic.kind = "head"'
+                )
             self.values = Values(decoder, config, self.rules.advantage, self.memory)
         self.ranks.shard(decoder)
-        self._optimizer = Optimizer(decoder.named_parameters(), config)
+        scale = FP16_LOSS_SCALE if self._dtype == torch.float16 else 1.0
+        self._optimizer = Optimizer(decoder.named_parameters(), config, scale)
         # What a sharded reference holds of its weights stays with the machinery that gathers them.
         of_reference = [] if self.reference is None or group is not None else self.reference.decoder.parameters()
         of_critic = [] if self.values is None else self.values.critic.optimizer.own
@@ -222,7 +229,7 @@ class Trainer:
         def add(micro: MicroBatch) -> None:
             loss = self.policy.loss(micro, partial(self._loss_of_rows, micro.columns, own), tell)
             loss.backward()
-            losses.append(loss.detach())
+            losses.append(loss.detach() / self._optimizer.loss_scale)
 
         def undo() -> None:
             nonlocal own
@@ -253,7 +260,7 @@ class Trainer:
     def _loss_of_rows(
         self, columns: LossColumns, tally: Tally, rows: slice, logprob: Tensor, entropy: Tensor
     ) -> Tensor:
-        return self._loss(logprob, entropy, columns.rows(rows), tally)
+        return self._loss(logprob, entropy, columns.rows(rows), tally) * self._optimizer.loss_scale
 
 
 def _masked_tokens(samples: list[Sample]) -> int:

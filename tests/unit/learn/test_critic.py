@@ -257,3 +257,9 @@ def test_bf16_weights_have_a_critic_in_float32():
     trainer = ppo("model", random_decoder("llama", dtype=torch.bfloat16))
     assert trainer.update(uneven_batch(VOCAB))["critic_skipped"] == 0
     assert trainer.values.critic.head.inner.dtype == torch.float32
+
+
+def test_a_critic_of_its_own_is_not_trained_in_fp16():
+    with pytest.raises(ConfigError, match=r'learn.critic.kind = "model" cannot be trained in engine.dtype = "float16"'):
+        ppo("model", random_decoder("llama", dtype=torch.float16))
+    assert ppo("head", random_decoder("llama", dtype=torch.float16)).update(uneven_batch(VOCAB))["skipped_updates"] == 0

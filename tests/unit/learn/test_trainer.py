@@ -292,15 +292,26 @@ def test_a_resumed_trainer_goes_on_the_same():
     assert same(weights(straight), weights(resumed))
 
 
-def test_bf16_weights_train_through_their_masters():
-    decoder = random_decoder("llama", dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_low_precision_train_through_their_masters(dtype):
+    decoder = random_decoder("llama", dtype=dtype)
     trainer = Trainer(decoder, learn_config(lr=1e-4, warmup_steps=0))
     figures = [trainer.update(uneven_batch(VOCAB)) for _ in range(2)]
     assert [f["optimizer_steps"] for f in figures] == [1, 1]
     masters = trainer.state_dict()[0]
     for name, parameter in decoder.named_parameters():
-        assert parameter.dtype == torch.bfloat16
-        assert torch.equal(parameter, masters[f"weight.{name}"].bfloat16())
+        assert parameter.dtype == dtype
+        assert torch.equal(parameter, masters[f"weight.{name}"].to(dtype))
+
+
+def test_fp16_learns_what_float32_learns():
+    """Its gradients would vanish if its loss were not scaled: here the batch's mean is over ten million tokens."""
+    exact, low = random_decoder("llama"), random_decoder("llama", dtype=torch.float16)
+    config = learn_config(lr=1e-3, warmup_steps=0, loss="constant", loss_length=10_000_000, max_grad_norm=1e9)
+    figures = [Trainer(decoder, config).update(uneven_batch(VOCAB)) for decoder in (exact, low)]
+    assert figures[1]["skipped_updates"] == 0
+    assert figures[1]["loss"] == pytest.approx(figures[0]["loss"], rel=0.02)
+    assert figures[1]["grad_norm"] == pytest.approx(figures[0]["grad_norm"], rel=0.02)
 
 
 def test_the_gradient_points_uphill(decoder):
