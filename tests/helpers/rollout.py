@@ -88,14 +88,15 @@ class FakeView:
     tau: float = 0.01
     tau_per_sequence: float = 0.0
     late: set[str] = field(default_factory=set)
+    soon_late: set[str] = field(default_factory=set)
     history: History = field(default_factory=lambda: History.open(None, "test", "test"))
 
     @property
     def predictor(self) -> Predictor:
         return Predictor(self.history, self.budget)
 
-    def overdue(self) -> set[str]:
-        return self.late
+    def overdue(self, after: int = 0) -> set[str]:
+        return self.late | (self.soon_late if after else set())
 
     def trainable(self) -> int:
         return self.trained

@@ -63,8 +63,9 @@ class View(Protocol):
         """How many there are."""
         ...
 
-    def overdue(self) -> set[str]:
-        """Groups under way that would be too stale after this step's update: it waits for them."""
+    def overdue(self, after: int = 0) -> set[str]:
+        """Groups under way that would be too stale after this step's update: it waits for them. Or those that would
+        be, so many steps later."""
         ...
 
     @property

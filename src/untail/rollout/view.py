@@ -57,8 +57,8 @@ class LiveView:
     def ready(self) -> Sequence[Group]:
         return self._stage.pool.ready
 
-    def overdue(self) -> set[str]:
-        return self._stage.pool.overdue(self.step)
+    def overdue(self, after: int = 0) -> set[str]:
+        return self._stage.pool.overdue(self.step + after)
 
     def trainable(self) -> int:
         whole = sum(len(group.trajectories) for group in self.ready)

@@ -24,6 +24,7 @@ from untail.engine.kernels.chain import start, wait
 LOG2_E = 1.4426950408889634
 KEYS = 64  # keys looked at in one go
 MOST_SPLITS = 16
+FILLS = 6  # of the device with programs
 MOST_ROWS = 64  # of a tile
 
 
@@ -244,9 +245,10 @@ def rows_for(tokens: int, group: int) -> int:
 
 
 def splits_for(tiles: int, context: int, device: torch.device) -> int:
-    """Enough programs to fill the device twice, none without a block of keys."""
+    """Enough programs to fill the device several times, none without a block of keys: where contexts differ, the
+    longest would else go on alone."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    wanted = -(-2 * processors // tiles)
+    wanted = -(-FILLS * processors // tiles)
     wanted = max(1, min(wanted, MOST_SPLITS, -(-context // KEYS)))
     return 1 << (wanted - 1).bit_length()
 

@@ -3,7 +3,8 @@
 In a full batch the last groups take as long as all others. Alone, in a small one, their steps are short, and drafts
 pay. Not on a device whose steps are hardly shorter with few: there making way would cost the others more than the step
 gains, and everybody runs on. Who makes way keeps its tokens and its KV, and goes on when the sprint is over. What would
-grow too old for the next update (`rollout.max_staleness`) sprints, too, for the step cannot close without it.
+grow too old for the next update (`rollout.max_staleness`) sprints, too, for the step cannot close without it; and what
+would soon, lest a later step has to wait for it.
 
 Invariant: whether there is a sprint is decided once in a step. Whoever was chosen stays so until its group is whole, so
 that nobody makes way twice in a sprint.
@@ -26,9 +27,11 @@ class Sprint(Mechanism, Finish):
     rest = "defer"
 
     class Config(Strict):
-        missing: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of the batch with which it begins
+        missing: Annotated[float, Field(ge=0, le=1)] = 0.3  # share of the batch with which it begins
         spare: Annotated[int, Field(ge=0)] = 4  # groups that run beside as many as are missing: who knows who is first
         pays: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of the present tokens per second that they make alone
+
+        soon: Annotated[int, Field(ge=0)] = 1  # steps before a step would wait for a group, from which on it sprints
 
     config: Config
 
@@ -57,7 +60,8 @@ class Sprint(Mechanism, Finish):
             return None
         self._chosen = view.step, frozenset(chosen)
         # With too few to fill the batch there must be new ones, and these have slots to wait for.
-        return chosen | overdue if len(chosen | overdue) >= max(1, missing) else None
+        is_enough = len(chosen | overdue) >= max(1, missing)
+        return chosen | overdue | view.overdue(after=self.config.soon) if is_enough else None
 
     def _pays(self, chosen: list[LiveGroup], view: View) -> bool:
         speed = lambda members: members / view.step_seconds(max(1, members // view.engines))

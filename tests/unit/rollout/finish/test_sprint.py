@@ -46,6 +46,14 @@ def test_what_is_overdue_runs_and_counts():
     assert sprint().waits_for(view) == {"far"}
 
 
+def test_what_will_soon_be_overdue_runs_beside_them():
+    groups = [nearly_whole("far", 10), nearly_whole("near", 95), nearly_whole("middle", 50)]
+    view = FakeView(wanted=10, ready=READY[:9], groups=groups, soon_late={"far"})
+    assert sprint().waits_for(view) == {"near", "far"}
+    view.ready = READY[:7]
+    assert sprint().waits_for(view) is None
+
+
 def test_whoever_was_chosen_stays_so_for_the_step():
     groups, chooser = [nearly_whole("a", 60), nearly_whole("b", 50)], sprint()
     view = FakeView(wanted=10, ready=READY[:9], groups=groups)
