@@ -29,7 +29,7 @@ QUESTIONS = (
     "A shop sells pens at 3 dollars each. How much do 14 pens cost? Think step by step.",
     "Tom has 25 apples and gives away 9, then buys 12 more. How many has he now? Think step by step.",
 )
-TRIALS = 4  # untimed runs of a strategy that chooses: so long it tries what there is
+TRIALS = 12  # untimed runs of a strategy that chooses: in training it would have had thousands of steps
 SLICES = 60  # of training of the adaptive drafter on the earlier responses of each batch size
 DRAFTERS: dict[str, Any] = {"history": {}, "adaptive": {"slices": SLICES}, "ngram": {}, "layer_skip": {}}
 ARMS = (("history", 2), ("history", 8), ("ngram", 2), ("ngram", 8), ("adaptive", 2), ("layer_skip", 2))

@@ -81,7 +81,7 @@ class Trainer:
             self.reference = Policy(start, temperature, logit_rows)
         self.values: Values | None = None
         if self.rules.advantage.needs_values:
-            if config.critic.kind == "model" and self._dtype == torch.float16:
+            if config.critic is not None and config.critic.kind == "model" and self._dtype == torch.float16:
                 raise ConfigError(
                     'learn.critic.kind = "model" cannot be trained in engine.dtype = "float16"; '
                     'take engine.dtype = "bfloat16", or learn.critic.kind = "head"'

@@ -1,13 +1,13 @@
 """7.6, choosing by what came of it: a bandit for each context, over every drafter at every depth, and nobody.
 
 Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out;
-its reward is the pull's tokens per second. The best arm is the one with the highest median of its last pulls.
+it is worth the mean tokens of a step of its last pulls, by the median seconds of one: tokens come in bursts, which only
+a mean does justice to, and what holds a step up now and then is none of an arm's doing.
 
 Invariant: nobody drafts for a batch of more than a few before drafts have paid for one of half the size: the larger it
-is, the less they do. Every arm is pulled twice before the median counts, unless its drafter was hopeless at a smaller
-depth. Now
-and then one is pulled again, ever more seldom: the nearer it came to the best, the more often, for what is far behind
-costs most to try and has least to gain. A context that is new takes over what one with the same batch size
+is, the less they do. Every arm is pulled twice before it is judged, unless its drafter was hopeless at a smaller
+depth. Now and then one is pulled again, ever more seldom: the nearer it came to the best, the more often, for what is
+far behind costs most to try and has least to gain. A context that is new takes over what one with the same batch size
 knows, if there is one: acceptance and length change slowly, and nothing has to be tried again for them. The arm without
 drafts is always offered.
 """
@@ -15,7 +15,7 @@ drafts is always offered.
 import math
 from dataclasses import dataclass
 from random import Random
-from statistics import median_high
+from statistics import median
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -25,10 +25,10 @@ from untail.draft.choose.base import CHOOSERS, OFF, Arm, Chooser, Outcome, Scene
 
 LENGTHS = (1024, 4096, 16384)  # of the context in tokens: where the buckets end
 ACCEPTANCES = (0.3, 0.6)
-HOPELESS = 0.5  # of the best median: deeper arms of a drafter that stays below are not tried for a start
+HOPELESS = 0.5  # of the best one's worth: deeper arms of a drafter that stays below are not tried for a start
 FEW = 15  # sequences for which drafts are tried without further ado
 TRIES = 2  # pulls of an arm before it is judged
-TIE = 0.05  # of the best median: who is behind by less is as good as the best, when it comes to trying
+TIE = 0.05  # of the best one's worth: who is behind by less is as good as the best, when it comes to trying
 Chance = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -38,8 +38,14 @@ class Context(NamedTuple):
     acceptance: int
 
 
-Rewards = dict[Arm, list[tuple[int, float]]]
-"""By arm, of each pull: how many there had been in its context, and its tokens per second."""
+class Pulled(NamedTuple):
+    when: int  # how many pulls there had been in its context
+    steps: int
+    tokens: float
+    seconds: float
+
+
+Rewards = dict[Arm, list[Pulled]]
 
 
 @dataclass(slots=True)
@@ -49,13 +55,9 @@ class Pull:
     context: Context
     arm: Arm
     left: int  # steps
+    steps: int = 0  # that were heard of
     tokens: float = 0.0
     seconds: float = 0.0
-
-    @property
-    def reward(self) -> float:
-        """Pre: a step of it was heard."""
-        return self.tokens / self.seconds
 
 
 @CHOOSERS.register("bandit")
@@ -94,6 +96,7 @@ class Bandit(Chooser):
         pull = self._pull
         if pull is None or pull.arm != arm:
             return
+        pull.steps += 1
         pull.tokens += outcome.emitted
         pull.seconds += outcome.step_s
 
@@ -108,39 +111,39 @@ class Bandit(Chooser):
         for context, (drafter, depth), kept in state["rewards"]:
             if drafter is None or drafter in self.drafters:
                 arms = self._rewards.setdefault(Context(*context), {})
-                arms[Arm(drafter, depth)] = [(when, reward) for when, reward in kept]
+                arms[Arm(drafter, depth)] = [Pulled(*pulled) for pulled in kept]
         self._pulls = {Context(*context): count for context, count in state["pulls"]}
 
     def _begin(self, context: Context, batch: int) -> Pull:
         if context not in self._rewards:
             self._rewards[context] = self._borrowed(context)
         known, arms = self._rewards[context], self._offered(context, batch)
-        medians = {arm: _median(known[arm]) for arm in arms if arm in known}
+        worths = {arm: _worth(known[arm]) for arm in arms if arm in known}
         trial = max(2, self.config.trial // batch)
         hopeless = {arm for arm in arms if _is_hopeless(arm, known)}
         untried = [arm for arm in arms if len(known.get(arm, ())) < TRIES and arm not in hopeless]
         if untried:
             return Pull(context, min(untried, key=lambda arm: (arm.depth, len(known.get(arm, ())))), trial)
         count = self._pulls[context] = self._pulls.get(context, 0) + 1
-        best = max(medians, key=lambda arm: medians[arm])
+        best = max(worths, key=lambda arm: worths[arm])
         if len(arms) > 1 and self._random.random() < self._explores(count):
-            other = self._another([arm for arm in arms if arm != best], medians)
+            other = self._another([arm for arm in arms if arm != best], worths)
             return Pull(context, other, 2 if other in hopeless else trial)
         return Pull(context, best, self.config.hold)
 
-    def _another(self, arms: list[Arm], medians: dict[Arm, float]) -> Arm:
+    def _another(self, arms: list[Arm], worths: dict[Arm, float]) -> Arm:
         """What was never tried counts as the best of its drafter."""
-        best = max(medians.values())
+        best = max(worths.values())
         of_drafter = lambda arm: max(
-            (value for other, value in medians.items() if other.drafter == arm.drafter), default=best
+            (value for other, value in worths.items() if other.drafter == arm.drafter), default=best
         )
-        behind = [1 - medians.get(arm, of_drafter(arm)) / best for arm in arms]
+        behind = [1 - worths.get(arm, of_drafter(arm)) / best for arm in arms]
         return self._random.choices(arms, [max(TIE, gap) ** -2 for gap in behind])[0]
 
     def _remember(self, pull: Pull) -> None:
         now, known = self._pulls.get(pull.context, 0), self._rewards[pull.context]
-        recent = [(when, reward) for when, reward in known.get(pull.arm, []) if when > now - self.config.window]
-        known[pull.arm] = [*recent, (now, pull.reward)]
+        recent = [pulled for pulled in known.get(pull.arm, []) if pulled.when > now - self.config.window]
+        known[pull.arm] = [*recent, Pulled(now, pull.steps, pull.tokens, pull.seconds)]
 
     def _explores(self, count: int) -> float:
         first, last = self.config.explore, self.config.explore_last
@@ -154,27 +157,37 @@ class Bandit(Chooser):
         return [OFF, *(Arm(drafter, depth) for drafter in self.drafters for depth in fits)]
 
     def _borrowed(self, context: Context) -> Rewards:
-        """Of the context that is most like it, each arm's median as its first pulls: its own soon outvote them."""
+        """Of the context that is most like it, what an arm is worth, as its first pulls: its own soon outvote them."""
         alike = [other for other in self._rewards if other.batch == context.batch]
         if not alike:
             return {}
         far = lambda other: abs(other.length - context.length) + abs(other.acceptance - context.acceptance)
-        return {arm: [(0, _median(kept))] * TRIES for arm, kept in self._rewards[min(alike, key=far)].items()}
+        hold = self.config.hold
+        as_pull = lambda kept: Pulled(0, hold, hold * _step_tokens(kept), hold * _step_seconds(kept))
+        return {arm: [as_pull(kept)] * TRIES for arm, kept in self._rewards[min(alike, key=far)].items()}
 
 
-def _median(kept: list[tuple[int, float]]) -> float:
-    """The higher one of two: what holds a step up makes it slower, never faster."""
-    return median_high(reward for _, reward in kept)
+def _step_tokens(kept: list[Pulled]) -> float:
+    return sum(pulled.tokens for pulled in kept) / sum(pulled.steps for pulled in kept)
+
+
+def _step_seconds(kept: list[Pulled]) -> float:
+    return median(pulled.seconds / pulled.steps for pulled in kept)
+
+
+def _worth(kept: list[Pulled]) -> float:
+    """Tokens per second."""
+    return _step_tokens(kept) / _step_seconds(kept)
 
 
 def _drafts_paid(known: Rewards) -> bool:
-    medians = {arm: _median(kept) for arm, kept in known.items()}
-    return any(value > medians.get(OFF, math.inf) for arm, value in medians.items() if arm != OFF)
+    worths = {arm: _worth(kept) for arm, kept in known.items()}
+    return any(worth > worths.get(OFF, math.inf) for arm, worth in worths.items() if arm != OFF)
 
 
 def _is_hopeless(arm: Arm, known: Rewards) -> bool:
     """Its drafter did badly at every depth that is known; the smallest, where it costs least, comes first."""
-    judged = {other: _median(kept) for other, kept in known.items() if len(kept) >= TRIES}
+    judged = {other: _worth(kept) for other, kept in known.items() if len(kept) >= TRIES}
     its = [value for other, value in judged.items() if other.drafter == arm.drafter]
     return bool(its) and max(its) < HOPELESS * max(judged.values())
 
