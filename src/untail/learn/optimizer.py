@@ -63,6 +63,11 @@ class Optimizer:
         self.discard()
         return norm, finite
 
+    @torch.no_grad()
+    def divide(self, divisor: float) -> None:
+        """The gradient that was gathered, by this."""
+        torch._foreach_div_([m.grad for m in self._masters.values() if m.grad is not None], divisor)
+
     def discard(self) -> None:
         """Forget the gradient that was gathered."""
         self._adam.zero_grad(set_to_none=True)

@@ -248,7 +248,7 @@ def test_old_and_reference_logprobs_in_the_loss(monkeypatch):
 
 def fill_and_move(trainer, minibatches):
     """Takes all log-probs, then nudges the policy; the optimizer's own step is made to do nothing."""
-    for micro in (micro for minibatch in minibatches for micro in minibatch):
+    for micro in (micro for minibatch in minibatches for micro in minibatch.micros):
         micro.columns.prox_R = trainer.policy.logprobs(micro)
         micro.columns.reference_R = trainer.reference.logprobs(micro)
     generator = torch.Generator().manual_seed(9)
