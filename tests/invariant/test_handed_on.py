@@ -1,5 +1,5 @@
-"""Groups that are handed on before their step closes: in every recipe, those and no others are trained (which the helper
-checks step by step), and most recipes hand on something early."""
+"""Groups that are handed on before their step closes: in every recipe, those and no others are trained (the helper
+checks it step by step), and most recipes hand on something early."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -70,6 +70,11 @@ class Auto:
         """The one in force."""
         return self._watch.plan
 
+    @property
+    def portion(self) -> int:
+        """Groups that the learner is handed at a time."""
+        return self.plan.granularity
+
     def place(self, devices: list[int]) -> Placement:
         where = self.plan.root.placement()
         learner = [devices[where["update"][-1]]]
@@ -89,7 +94,8 @@ class Auto:
             return False
         if after.mode != before.mode and _gain(before, after) * steps_left > MOVE_S:
             return True
-        self._watch.plan = before  # with the new costs: what is heard next is of where they sit now
+        if after.root.placement() != before.root.placement():
+            self._watch.plan = before  # with the new costs: what is heard next is of where they sit now
         return False
 
 

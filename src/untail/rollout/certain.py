@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from untail.rollout.stage import Stage
 from untail.types import Group
 
-Give = Callable[[Group], None]
+Give = Callable[[Group], object]
 
 
 class Certain:

@@ -80,7 +80,7 @@ def test_log_probs_belong_to_the_update_and_rewards_to_the_host():
     assert work.costs["update"].swap_s(1) == 0.5
 
 
-def write_run(folder, steps: int = 3) -> None:
+def write_run(folder, steps: int = 3, **learn: float) -> None:
     """Two responses at once, at 0.2 s a step; the longer one goes on alone, at 0.1 s."""
     log, t = Log(), 0.0
     log.run(concurrency=4)
@@ -94,9 +94,17 @@ def write_run(folder, steps: int = 3) -> None:
         log.end("a2", t + 10 * 0.2 + 90 * 0.1, 100)
         log.score("a2", t + 11.05, 0.0)
         log.train(t + 12, member("a1", 10, 1.0), member("a2", 100, 0.0))
-        log.over(t + 12, t + 15, t + 15.5, 110, logprob_s=0.5, update_s=2.0)
+        log.over(t + 12, t + 15, t + 15.5, 110, logprob_s=0.5, update_s=2.0, **learn)
         t += 16
     log.write(folder / "events.jsonl")
+
+
+def test_what_a_learner_took_during_the_rollout_counts_as_well(tmp_path):
+    write_run(tmp_path, early_s=1.5)
+    made = profile_of_run(tmp_path)
+    assert made.roles["update"].points == [Measured(devices=1, responses=2, seconds=2.0)]
+    assert made.roles["logprob"].points[0].seconds == 0.5
+    assert made.sync_s == pytest.approx(2.0)
 
 
 def test_a_run_tells_what_its_roles_took(tmp_path):
