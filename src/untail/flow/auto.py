@@ -36,7 +36,7 @@ class ProfileWorker(Worker):
         return measure(self.recipe, load_model(self.recipe.model, config.device, config.dtype), prompts)
 
 
-class OnOne:
+class OnOne(Cost):
     """A role that is one process on one device, however many there are."""
 
     def __init__(self, cost: Cost):

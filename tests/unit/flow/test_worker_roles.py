@@ -11,6 +11,7 @@ from tests.helpers.here_cluster import HereCluster
 from untail.errors import UserError, WeightsError
 from untail.flow.engine_worker import EngineWorker
 from untail.flow.learner_worker import LearnerWorker
+from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
 
 
 def run(folder, name=None, devices=2, interfere=None, **changes):
@@ -80,6 +81,19 @@ def test_portions_of_rollouts_that_run_ahead(schedule, tmp_path):
     outcome = run(tmp_path, "es-grpo", **in_portions(2, **changes))
     assert 1 <= max(row["staleness"]["max"] for row in outcome.metrics) <= 4
     assert any("portions" in row["learn"] for row in outcome.metrics)
+
+
+def test_a_plan_cuts_the_batch(tmp_path):
+    """The profile says that an engine alone is as fast as two, and that a batch's groups are whole at different times:
+    the learner is better off with the other device, and with groups as they come."""
+    rollout = RolloutProfile(tau=[(1, 1.0), (16, 1.0)], lengths=[6] * 9 + [48])
+    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=20.0)])}
+    Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
+    flow = {"flow__mode": "auto", "flow__profile": str(tmp_path / "profile.json"), "engine__max_seqs": 16}
+    outcome = run(tmp_path, steps=2, **flow)
+    (event,) = outcome.all("run")
+    assert (event["plan"]["mode"], event["plan"]["granularity"]) == ("disaggregated", 1)
+    assert [row["learn"]["portions"] for row in outcome.metrics] == [4, 4]
 
 
 def test_weights_may_go_over_torch_distributed_and_come_from_the_store_when_that_breaks(tmp_path):
