@@ -59,11 +59,7 @@ class Auto:
 
     @classmethod
     def of(cls, recipe: Recipe, cluster: Cluster, prompts: list[Prompt]) -> "Auto":
-        """By `flow.profile`, or else by what is measured on the cluster's first device."""
-        flow = recipe.flow
-        profile = _measured(recipe, cluster, prompts) if flow.profile is None else Profile.load(Path(flow.profile))
-        work = training_work(profile, recipe, len(cluster.devices), steady=flow.schedule != "sync")
-        return cls(replace(work, costs={**work.costs, "update": OnOne(work.costs["update"])}), flow.schedule)
+        return cls(work_of(recipe, cluster, prompts), recipe.flow.schedule)
 
     @property
     def plan(self) -> Plan:
@@ -97,6 +93,14 @@ class Auto:
         if after.root.placement() != before.root.placement():
             self._watch.plan = before  # with the new costs: what is heard next is of where they sit now
         return False
+
+
+def work_of(recipe: Recipe, cluster: Cluster, prompts: list[Prompt]) -> Work:
+    """By `flow.profile`, or else by what is measured on the cluster's first device."""
+    flow = recipe.flow
+    profile = _measured(recipe, cluster, prompts) if flow.profile is None else Profile.load(Path(flow.profile))
+    work = training_work(profile, recipe, len(cluster.devices), steady=flow.schedule != "sync")
+    return replace(work, costs={**work.costs, "update": OnOne(work.costs["update"])})
 
 
 def _measured(recipe: Recipe, cluster: Cluster, prompts: list[Prompt]) -> Profile:
