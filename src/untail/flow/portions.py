@@ -43,7 +43,9 @@ class Portions:
             portion = Batch(step, sorted(self._waiting, key=lambda group: group.id))
             self._sent |= {group.id for group in portion.groups}
             self._waiting = []
-            self._under_way.append(asyncio.create_task(self._learn(portion)))
+            task = asyncio.create_task(self._learn(portion))
+            task.add_done_callback(_seen)
+            self._under_way.append(task)
 
     async def _learn(self, portion: Batch) -> Learned:
         seconds = max(await self._turns.run(self._learner, "learn", portion))
@@ -72,6 +74,12 @@ class Portions:
         under_way = self._under_way
         self.forget()
         await asyncio.gather(*under_way, return_exceptions=True)
+
+
+def _seen(task: asyncio.Task[Learned]) -> None:
+    """Of several that a lost learner had, one is waited for; the others must not complain that nobody did."""
+    if not task.cancelled():
+        task.exception()
 
 
 def portion_of(recipe: Recipe) -> int:

@@ -1,5 +1,8 @@
 """Portions on their way to the learner, and which recipes may have them."""
 
+import asyncio
+import gc
+
 import pytest
 from tests.helpers.flowing import small
 from tests.helpers.here import Here
@@ -96,12 +99,16 @@ async def test_another_step_begins_with_nothing(learner):
     assert await seen(learner) == [(2, ["b", "c"])]
 
 
-async def test_a_portion_that_fails_says_so_when_it_is_waited_for(learner):
-    for group in groups("good", "bad", "after"):
+async def test_a_portion_that_fails_says_so_when_it_is_waited_for_and_only_then(learner):
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, about: complaints.append(about["message"]))
+    for group in groups("good", "bad", "bad"):
         learner.portions.take(1, group, size=1)
     with pytest.raises(WorkerFailed, match="a portion that cannot be learned from"):
         await learner.portions.arrive()
     await learner.portions.close()
+    gc.collect()
+    assert complaints == []
 
 
 SIDE_BY_SIDE = {"flow__mode": "disaggregated", "flow__portion": 2}
