@@ -32,11 +32,11 @@ class Portions:
 
     def take(self, step: int, group: Group, size: int) -> None:
         """One of the step's batch; with `size` of them together the learner begins."""
-        if size >= self._batch:
-            return
         if step != self._step:
             self.forget()
             self._step = step
+        if size >= self._batch:
+            return
         self._waiting.append(group)
         self._last = time.perf_counter()
         if len(self._waiting) >= size:

@@ -99,6 +99,17 @@ async def test_another_step_begins_with_nothing(learner):
     assert await seen(learner) == [(2, ["b", "c"])]
 
 
+async def test_a_plan_may_have_portions_in_one_step_and_none_in_the_next(learner):
+    (first,) = groups("a")
+    learner.portions.take(1, first, size=1)
+    assert (await learner.portions.arrive())["portions"] == 1
+    batch = Batch(2, groups("b", "c"))
+    for group in batch.groups:
+        learner.portions.take(2, group, size=6)
+    assert await learner.portions.arrive() == {}
+    assert learner.portions.rest_of(batch) == batch
+
+
 async def test_a_portion_that_fails_says_so_when_it_is_waited_for_and_only_then(learner):
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, about: complaints.append(about["message"]))
