@@ -1,4 +1,5 @@
-"""The quickstart's step in three modes on two devices, against what is predicted, and the planner's choice.
+"""The quickstart's step in three modes on two devices, one of them in portions too, against what is predicted, and the
+planner's choice.
 
     python benchmarks/modes.py OUT.json [STEPS]
 
@@ -11,17 +12,24 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from untail.config import load_recipe
-from untail.flow.auto import Auto
+from untail.flow.auto import work_of
 from untail.flow.cluster import connect
+from untail.flow.plan import Plan
+from untail.flow.planner import make_plan
 from untail.flow.recorded import profile_of_run
 from untail.resolve import resolved
 
-MODES = ("collocated", "disaggregated", "hybrid")
+PORTION = 8  # groups, of 32
+ROWS = {
+    **{mode: {"mode": mode} for mode in ("collocated", "disaggregated", "hybrid")},
+    "portions": {"mode": "disaggregated", "portion": PORTION},
+}
 DEVICES = 2
 FEW = ("--set", "validation.prompts=8")
 
@@ -41,17 +49,24 @@ def main(out: Path, steps: int) -> None:
 
 
 def predictions() -> tuple[str, dict[str, float]]:
-    """The planner's mode, and each mode's seconds. With one learner, hybrid has engines where collocated has."""
+    """The planner's row, and each row's seconds. With one learner, hybrid has engines where collocated has."""
     with tempfile.TemporaryDirectory() as folder:
         profile, run = Path(folder) / "profile.json", Path(folder) / "run"
         untail("train", "grpo", *FEW, "--steps", "6", "--out", str(run), *assignments("collocated"))
         profile_of_run(run).save(profile)
         recipe = resolved(load_recipe("grpo", {}, [*assignments("auto")[1::2], f"flow.profile={profile}"]))
         with connect("local", devices=DEVICES) as cluster:
-            plan = Auto.of(recipe, cluster, []).plan
+            work = work_of(recipe, cluster, [])
+    plan = make_plan(work)
+    whole, cut = (by_mode(make_plan(replace(work, portions=[size]))) for size in (work.batch, PORTION))
+    in_portions = plan.mode == "disaggregated" and plan.granularity < work.batch
+    chosen = "portions" if in_portions else plan.mode
+    return chosen, {"hybrid": whole["collocated"], **whole, "portions": cut["disaggregated"]}
+
+
+def by_mode(plan: Plan) -> dict[str, float]:
     found = {other.mode: other.seconds for other in plan.alternatives if other.seconds is not None}
-    found[plan.mode] = plan.predicted_step_s
-    return plan.mode, {"hybrid": found["collocated"], **found}
+    return {**found, plan.mode: plan.predicted_step_s}
 
 
 def assignments(mode: str) -> list[str]:
@@ -64,19 +79,21 @@ def untail(*arguments: str) -> None:
 
 def measure(steps: int) -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        recipes = [Path(folder) / f"{mode}.toml" for mode in MODES]
+        recipes = [Path(folder) / f"{name}.toml" for name in ROWS]
         for path in recipes:
-            path.write_text(f'[flow]\nmode = "{path.stem}"\ndevices = {DEVICES}\n')
+            settings = {**ROWS[path.stem], "devices": DEVICES}
+            path.write_text("[flow]\n" + "".join(f"{field} = {json.dumps(v)}\n" for field, v in settings.items()))
         untail("compare", *map(str, recipes), "--steps", str(steps), *FEW, "--out", f"{folder}/runs")
         metrics = {path.stem: next(Path(folder).glob(f"runs/*-{path.stem}-seed0/metrics.jsonl")) for path in recipes}
-        return {mode: figures(path) for mode, path in metrics.items()}
+        return {name: figures(path) for name, path in metrics.items()}
 
 
 def figures(metrics: Path) -> dict[str, Any]:
     """Means over the steps, without the first."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()][1:]
     mean = lambda name: fmean(row[name] for row in rows)
-    return {"step_s": mean("wall_s"), "rollout_s": mean("rollout_s"), "update_s": mean("update_s"), "steps": len(rows)}
+    seconds = {"step_s": mean("wall_s"), "rollout_s": mean("rollout_s"), "update_s": mean("update_s")}
+    return {**seconds, "early_s": fmean(row["learn"].get("early_s", 0.0) for row in rows), "steps": len(rows)}
 
 
 if __name__ == "__main__":

@@ -181,6 +181,9 @@ class FlowConfig(Strict):
     address: str | None = None  # of Ray: HOST:PORT; unset: the one that is running, or a new one
     devices: PositiveInt | None = None  # unset: all that there are
     learner_devices: PositiveInt = 1  # how many of them the learner has, a rank on each; engines have one each
+    # Groups that a learner with devices of its own is handed at a time, while the others are still sampled; unset: the
+    # whole batch; auto: by the plan.
+    portion: PositiveInt | None = None
     # How weights reach the engines: store (shared memory, or Ray's object store), gloo (torch.distributed; who misses
     # them there finds them in the store).
     weights: Literal["store", "gloo"] = "store"

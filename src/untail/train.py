@@ -114,7 +114,7 @@ class Training:
         begin = self.run.events.size
         channel: Channel[Group | Event] = Channel()
         rollout = asyncio.create_task(self.roles.roll_out(step, channel))
-        groups = await self._unless_stopped(self._collect(channel), rollout)
+        groups = await self._unless_stopped(self._collect(step, channel), rollout)
         self._refuse_if_nothing_was_scored(f"step {step}", [t for group in groups for t in group.trajectories])
         # They come by age; their order must not depend on that, or no run could be repeated.
         underway = sorted(await self.roles.underway(), key=lambda group: group.id)
@@ -129,11 +129,12 @@ class Training:
         self.show(metrics)
         return metrics
 
-    async def _collect(self, channel: Channel[Group | Event]) -> list[Group]:
+    async def _collect(self, step: int, channel: Channel[Group | Event]) -> list[Group]:
         groups = []
         async for item in channel:
             if isinstance(item, Group):
                 groups.append(item)
+                self.roles.hand_on(step, item)
             else:
                 self._write(item)
         return groups

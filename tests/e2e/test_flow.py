@@ -94,6 +94,29 @@ def test_a_learner_killed_between_steps_and_in_one_is_replaced_and_the_losses_ar
     check_books(outcome)
 
 
+@pytest.mark.slow
+@TWO_CORES
+def test_a_batch_in_portions_comes_to_the_same_also_where_the_learner_dies_with_some(in_one_process, tmp_path):
+    async def interfere(roles, step):
+        hand_on = roles.hand_on
+
+        def hand_on_and_kill(step, group):
+            hand_on(step, group)
+            asyncio.get_running_loop().run_in_executor(None, roles.learner[0].kill)
+            roles.hand_on = hand_on
+
+        if step == 2:
+            roles.hand_on = hand_on_and_kill
+
+    flow = {"flow__mode": "disaggregated", "flow__devices": 2, "flow__portion": 1}
+    outcome = train(small(deterministic=True, **flow), tmp_path / "run", interfere)
+    assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 0]
+    assert [row["learn"].get("portions", 0) for row in outcome.metrics] == [4, 0, 4]
+    assert outcome.losses[:2] == in_one_process.losses[:2], "the first teaches nothing, the second is made from all"
+    assert outcome.losses[2] == pytest.approx(in_one_process.losses[2], rel=1e-4)
+    check_books(outcome)
+
+
 @TWO_CORES
 def test_a_learner_of_two_ranks_survives_the_loss_of_either(tmp_path):
     flow = {"flow__mode": "collocated", "flow__devices": 2, "flow__learner_devices": 2}
@@ -179,6 +202,10 @@ REFUSED = {
     "more devices than there are": (["flow.mode=disaggregated", "flow.devices=999"], "flow.devices = 999, but this"),
     "no device for an engine": (["flow.mode=disaggregated", "flow.devices=1"], "leaves no device of 1 for an engine"),
     "async in one process": (["flow.schedule=async"], 'flow.mode = "local" has one device set for both'),
+    "portions in turn": (
+        ["flow.mode=collocated", "flow.devices=1", "flow.portion=1"],
+        'with flow.mode = "collocated" it has no device of its own',
+    ),
     "an unreachable Ray": (
         ["flow.mode=collocated", "flow.backend=ray", "flow.address=127.0.0.1:1"],
         "nobody answers there",

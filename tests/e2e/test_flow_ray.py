@@ -19,6 +19,17 @@ def test_the_same_losses_on_ray(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_batch_in_portions_over_several_ranks(tmp_path):
+    with ray_nodes(2, cpus=2):
+        flow = {"flow__mode": "disaggregated", "flow__backend": "ray", "flow__devices": 3, "flow__learner_devices": 2}
+        whole, cut = (train(small(deterministic=True, flow__portion=m, **flow), tmp_path / str(m)) for m in (4, 1))
+    assert [row["learn"].get("portions", 0) for row in whole.metrics] == [0, 0, 0]
+    assert [row["learn"]["portions"] for row in cut.metrics] == [4, 4, 4]
+    assert [loss or 0.0 for loss in cut.losses] == pytest.approx([loss or 0.0 for loss in whole.losses], rel=1e-3)
+    check_books(cut)
+
+
+@pytest.mark.slow
 def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
     """Four devices on two nodes: three engines and the learner. In step 1 an engine is killed in mid-group, in step 2
     the node is lost that is not the driver's, and before step 4 the learner is killed."""

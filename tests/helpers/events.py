@@ -62,7 +62,7 @@ class Log:
     ) -> None:
         """`load`: fields of `rolled_out` that are not 0."""
         idle = {"busy_s": 0.0, "computed": 0, "recomputed": 0, "preemptions": 0, "kv_used": 0.0, "peak_mem": 0}
-        learn = {key: load.pop(key) for key in ("logprob_s", "update_s", "loss") if key in load}
+        learn = {key: load.pop(key) for key in ("logprob_s", "update_s", "early_s", "loss") if key in load}
         self("rolled_out", rolled_out, generated=generated, carried=carried, **{**idle, **load})
         self("update", update, **learn)
         self("done", done)

@@ -1,5 +1,5 @@
 """A controller over scripted engines in virtual time, step by step. Every step is checked as it ends: the books
-balance to the token, nobody held a slot twice, and nothing is left running.
+balance to the token, nobody held a slot twice, nothing is left running, and whatever was handed on early is trained.
 
 The prompts are drawn in the order of their numbers in the first epoch. In tests a trajectory is called "3/1": the
 second member of the group of prompt 3.
@@ -64,6 +64,7 @@ class Step:
     events: list[Event]
     labels: dict[str, str] = field(repr=False)  # group id -> number of its prompt
     accounts: dict[str, int] = field(default_factory=dict)
+    given: list[tuple[float, str]] = field(default_factory=list)  # when each group of the batch was handed on
 
     def all(self, kind: str) -> list[Event]:
         return [event for event in self.events if event["e"] == kind]
@@ -180,10 +181,12 @@ class Rig:
                 self.labels[event["group"]] = str(number)
 
         sampled = self._sampled()
-        batch = await self.controller.roll_out(self.done, emit)
+        given: list[tuple[float, str]] = []
+        give = lambda group: given.append((self.stage.clock.now(), group.id))
+        batch = await self.controller.roll_out(self.done, emit, give=give)
         now = self.stage.clock.now()
         events += [{"e": kind, "t": now, "step": self.done} for kind in ("update", "done")]
-        step = Step(self.done, batch, events, self.labels)
+        step = Step(self.done, batch, events, self.labels, given=given)
         step.accounts = step_accounts(events)
         self._check(step, self._sampled() - sampled)
         for backend in self.backends:
@@ -219,6 +222,7 @@ class Rig:
         return Score(script.reward if trajectory.end == "stop" else 0.0)
 
     def _check(self, step: Step, sampled: int) -> None:
+        assert sorted(name for _, name in step.given) == sorted(group.id for group in step.batch), "each once"
         assert step.accounts["unaccounted"] == 0, step.accounts
         assert step.accounts["generated"] == sampled, "a token did not reach the controller, or was counted twice"
         assert step.accounts["carried_out"] == self.stage.pool.carried

@@ -65,6 +65,7 @@ class Steps:
     events: list[list[Event]] = field(default_factory=list)
     batches: list[list[Group]] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)  # tokens, by the engines' own count
+    given: list[list[tuple[float, str]]] = field(default_factory=list)  # when which group was handed on
 
     @property
     def accounts(self) -> list[Accounts]:
@@ -113,7 +114,11 @@ async def take_steps(controller: Controller, steps: Sequence[int], update: Updat
     for step in steps:
         events: list[Event] = []
         before = _sampled(backends)
-        batch = await controller.roll_out(step, events.append)
+        given: list[tuple[float, str]] = []
+        give = lambda group, given=given: given.append((clock.now(), group.id))
+        batch = await controller.roll_out(step, events.append, give=give)
+        assert sorted(name for _, name in given) == sorted(group.id for group in batch), "what is handed on is trained"
+        taken.given.append(given)
         taken.sampled.append(_sampled(backends) - before)
         await update(step, batch)
         events += ({"e": kind, "t": clock.now(), "step": step} for kind in ("update", "done"))

@@ -43,8 +43,10 @@ async def _run_ahead(recipe, law, steps, update_s, engines, slots, pool, seed) -
     controller = Controller(list(backends), slots, prompts, score, rollout, mechanisms, history, vocab=512, seed=seed)
 
     async def roll_out(step, channel, version):
-        for group in await controller.roll_out(step, lambda event: channel.put(event), version):
-            channel.put(group)
+        given = []
+        give = lambda group: given.append(group.id) or channel.put(group)
+        batch = await controller.roll_out(step, lambda event: channel.put(event), version, give)
+        assert sorted(given) == sorted(group.id for group in batch), "what is handed on early is trained"
         channel.close()
         return True
 

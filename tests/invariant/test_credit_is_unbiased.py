@@ -93,13 +93,13 @@ def estimate(group: Group, credit: str) -> np.ndarray:
     """The gradient that the learner takes from this group, with a mean over siblings and a constant baseline."""
     advantage = {"name": "reinforce", "baseline": BASELINE}
     samples = samples_of(group, rules(advantage=advantage, credit=credit))
-    normalise(samples, "constant", 1)
+    divisor = normalise(samples, "constant", 1)
     total = np.zeros(6)
     for sample in samples:
         tokens = sample.trajectory.tokens
         slopes = gradient_of_log(tokens[0], tokens[1] if len(tokens) > 1 else None)
         total += (sample.weight_N * sample.advantage_N) @ slopes
-    return total
+    return total / divisor if divisor else total
 
 
 def estimates(credit: str) -> tuple[np.ndarray, np.ndarray]:

@@ -28,6 +28,7 @@ FIELDS = {
     "bf16": {},
     "small micro-batches": {"micro_batch_tokens": 40},
     "two minibatches and a reference": {"updates": 2, "kl": 0.1},
+    "in portions": {"micro_batch_tokens": 40},
     "recomputed": {"recompute": True},
     "one rank recomputes": {"recompute": "of rank 0"},
     "constants": {"prune": {"share": 0.3, "how": "detach", "cosine_every": 1}},
@@ -38,7 +39,7 @@ FIELDS = {
 }
 FAMILY = {"plain": "qwen2", "constants": "qwen3"}
 RESUMED = "a critic of its own"
-FEW = ["plain", "small micro-batches", "a critic's head"]
+FEW = ["plain", "small micro-batches", "in portions", "a critic's head"]
 
 
 def batches(case: str) -> list[Batch]:
@@ -60,11 +61,18 @@ def make_trainer(case: str, rank: int = 0, group=None) -> Trainer:
     return Trainer(decoder, learn_config(lr=1e-3, warmup_steps=0, **fields), temperature=0.9, group=group)
 
 
-def learn(trainer: Trainer, of: list[Batch]):
+def learn(trainer: Trainer, of: list[Batch], in_portions: bool = False):
     """Figures of each update without times, and all weights as an engine would get them."""
-    figures = [trainer.update(batch) for batch in of]
+    figures = [trainer.update(one_by_one(trainer, batch) if in_portions else batch) for batch in of]
     timeless = [{name: value for name, value in f.items() if not name.endswith("_s")} for f in figures]
     return timeless, whole(trainer)
+
+
+def one_by_one(trainer: Trainer, batch: Batch) -> Batch:
+    """All groups but the last are learned already; that one is the rest."""
+    for each in batch.groups[:-1]:
+        trainer.learn(Batch(batch.step, [each]))
+    return Batch(batch.step, batch.groups[-1:])
 
 
 def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -103,7 +111,7 @@ def resume_in_twos(rank: int, group, folder: Path, alone: Path) -> dict:
 
 
 def learn_cases(rank: int, group, cases: list[str]) -> dict:
-    return {case: learn(make_trainer(case, rank, group), batches(case)) for case in cases}
+    return {case: learn(make_trainer(case, rank, group), batches(case), case == "in portions") for case in cases}
 
 
 @cache

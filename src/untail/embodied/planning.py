@@ -18,7 +18,7 @@ from untail.flow.work import Work
 
 
 @dataclass(frozen=True)
-class WholeBatch:
+class WholeBatch(Cost):
     """A role that cannot begin before all items are there: a portion would cost it as much."""
 
     cost: Cost

@@ -36,7 +36,7 @@ class ProfileWorker(Worker):
         return measure(self.recipe, load_model(self.recipe.model, config.device, config.dtype), prompts)
 
 
-class OnOne:
+class OnOne(Cost):
     """A role that is one process on one device, however many there are."""
 
     def __init__(self, cost: Cost):
@@ -59,16 +59,17 @@ class Auto:
 
     @classmethod
     def of(cls, recipe: Recipe, cluster: Cluster, prompts: list[Prompt]) -> "Auto":
-        """By `flow.profile`, or else by what is measured on the cluster's first device."""
-        flow = recipe.flow
-        profile = _measured(recipe, cluster, prompts) if flow.profile is None else Profile.load(Path(flow.profile))
-        work = training_work(profile, recipe, len(cluster.devices), steady=flow.schedule != "sync")
-        return cls(replace(work, costs={**work.costs, "update": OnOne(work.costs["update"])}), flow.schedule)
+        return cls(work_of(recipe, cluster, prompts), recipe.flow.schedule)
 
     @property
     def plan(self) -> Plan:
         """The one in force."""
         return self._watch.plan
+
+    @property
+    def portion(self) -> int:
+        """Groups that the learner is handed at a time."""
+        return self.plan.granularity
 
     def place(self, devices: list[int]) -> Placement:
         where = self.plan.root.placement()
@@ -89,8 +90,17 @@ class Auto:
             return False
         if after.mode != before.mode and _gain(before, after) * steps_left > MOVE_S:
             return True
-        self._watch.plan = before  # with the new costs: what is heard next is of where they sit now
+        if after.root.placement() != before.root.placement():
+            self._watch.plan = before  # with the new costs: what is heard next is of where they sit now
         return False
+
+
+def work_of(recipe: Recipe, cluster: Cluster, prompts: list[Prompt]) -> Work:
+    """By `flow.profile`, or else by what is measured on the cluster's first device."""
+    flow = recipe.flow
+    profile = _measured(recipe, cluster, prompts) if flow.profile is None else Profile.load(Path(flow.profile))
+    work = training_work(profile, recipe, len(cluster.devices), steady=flow.schedule != "sync")
+    return replace(work, costs={**work.costs, "update": OnOne(work.costs["update"])})
 
 
 def _measured(recipe: Recipe, cluster: Cluster, prompts: list[Prompt]) -> Profile:

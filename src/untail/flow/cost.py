@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from untail.errors import DataError
 
+Seconds = npt.NDArray[np.float64]
+
 
 class Cost(Protocol):
     def seconds(self, devices: int, items: int) -> float: ...
@@ -28,6 +30,10 @@ class Cost(Protocol):
     def swap_s(self, devices: int) -> float:
         """To load it and to take it off again."""
         ...
+
+    def late_s(self, devices: int, items: int) -> float:
+        """How much later than its share of a batch's seconds the first portion of so many items leaves it."""
+        return 0.0
 
 
 class Curve:
@@ -66,7 +72,7 @@ class Point(NamedTuple):
     memory_gib: float = 0.0
 
 
-class Profiled:
+class Profiled(Cost):
     """A role that was measured at a few points."""
 
     def __init__(self, points: Sequence[Point], swap_s: float = 0.0):
@@ -119,29 +125,35 @@ def _is_amount(*values: float) -> bool:
     return all(0 <= value < math.inf for value in values)
 
 
-def tail_seconds(lengths: npt.ArrayLike, slots: int, tau: Curve) -> float:
-    """One device that writes responses of these lengths, `slots` at once, each as soon as one is free.
+def end_seconds(lengths: npt.ArrayLike, slots: int, tau: Curve) -> Seconds:
+    """When each response is over on one device that writes responses of these lengths, `slots` at once, each as soon as
+    one is free.
 
     A step gives every running response a token and takes tau(how many run). While there is more to start, all slots
     run; then, with the steps at which the last end sorted, T = sum of (F_j - F_(j-1)) tau(still running).
     """
-    every = list(np.asarray(lengths, dtype=float))
-    ends, waiting = every[:slots], every[slots:]
+    every = np.asarray(lengths, dtype=float)
+    steps = every.copy()
+    running = list(every[:slots])
     full_until = 0.0
-    heapq.heapify(ends)
-    for length in waiting:
-        full_until = ends[0]
-        heapq.heapreplace(ends, full_until + length)
-    finish = np.sort(np.maximum(np.asarray(ends), full_until))
+    heapq.heapify(running)
+    for place, length in enumerate(every[slots:], slots):
+        full_until = running[0]
+        steps[place] = full_until + length
+        heapq.heapreplace(running, steps[place])
+    finish = np.sort(np.maximum(np.asarray(running), full_until))
     gaps = np.diff(finish, prepend=full_until)
     alive = np.arange(len(finish), 0, -1)
-    return full_until * tau(min(slots, len(finish))) + float(np.dot(gaps, tau.many(alive)))
+    full_s = full_until * tau(min(slots, len(finish)))
+    seconds = full_s + np.cumsum(gaps * tau.many(alive))
+    return np.interp(steps, [0.0, full_until, *finish], [0.0, full_s, *seconds])
 
 
 @dataclass(frozen=True)
-class Rollout:
+class Rollout(Cost):
     """Rollout, with the tail in it. An item is a group. Groups leave as they finish, and slots that they free take the
-    next ones: a part of the batch takes its part of the whole."""
+    next ones: a part of the batch takes its part of the whole. But the first ones leave late: all run at once, and a
+    group is whole when its longest response is."""
 
     lengths: Sequence[int]  # of responses, as they come
     tau: Curve  # seconds of a decode step, by how many run in it
@@ -151,7 +163,7 @@ class Rollout:
     prefill_s: float = 0.0  # of a response's prompt
     gib: float = 0.0  # weights and KV pool
     load_s: float = 0.0  # to onload and offload them
-    _known: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[int, Seconds] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not len(self.lengths) or min(self.lengths) < 1:
@@ -160,9 +172,12 @@ class Rollout:
             )
 
     def seconds(self, devices: int, items: int) -> float:
-        if devices not in self._known:
-            self._known[devices] = self._whole(devices)
-        return self._known[devices] * items / self.batch
+        return float(self._ends(devices)[-1]) * items / self.batch
+
+    def late_s(self, devices: int, items: int) -> float:
+        ends = self._ends(devices)
+        first = ends[min(len(ends), -(-items // max(1, devices))) - 1]
+        return max(0.0, float(first) - self.seconds(devices, items))
 
     def memory_gib(self, devices: int, items: int) -> float:
         return self.gib
@@ -170,12 +185,15 @@ class Rollout:
     def swap_s(self, devices: int) -> float:
         return self.load_s
 
-    def _whole(self, devices: int) -> float:
-        """Of the fullest device: it has the longest response of all, and of every `devices` further ones the longest.
-        They come in no order: who is long is not known."""
-        own = self._expected[:: max(1, devices)]
-        shuffled = np.random.default_rng(0).permutation(own)
-        return tail_seconds(shuffled, self.slots, self.tau) + len(own) * self.prefill_s
+    def _ends(self, devices: int) -> Seconds:
+        """When the groups of the fullest device are whole, the first one first. It has the longest response of all, and
+        of every `devices` further ones the longest. They come in no order: who is long is not known."""
+        if devices not in self._known:
+            own = self._expected[:: max(1, devices)]
+            shuffled = np.random.default_rng(0).permutation(own)
+            ends = end_seconds(shuffled, self.slots, self.tau) + len(own) * self.prefill_s
+            self._known[devices] = np.sort(np.maximum.reduceat(ends, np.arange(0, len(ends), self.group)))
+        return self._known[devices]
 
     @cached_property
     def _expected(self) -> npt.NDArray[np.float64]:
@@ -185,7 +203,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Cost):
     """A role that takes `factor` of what was measured."""
 
     cost: Cost
@@ -193,6 +211,9 @@ class Scaled:
 
     def seconds(self, devices: int, items: int) -> float:
         return self.factor * self.cost.seconds(devices, items)
+
+    def late_s(self, devices: int, items: int) -> float:
+        return self.factor * self.cost.late_s(devices, items)
 
     def memory_gib(self, devices: int, items: int) -> float:
         return self.cost.memory_gib(devices, items)
@@ -202,7 +223,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class OneAfterOther:
+class OneAfterOther(Cost):
     """Passes of one worker over the same items: their seconds add up, and it is loaded once, for the largest."""
 
     costs: Sequence[Cost]

@@ -2,8 +2,8 @@
 
 Invariant: after `update` the weights of that version are published whole, and with them all that the next update
 depends on: a learner that dies costs nothing but the update it was at, which is made again from the same batch and the
-same state. All ranks are called alike, and rank 0 speaks for them: what is published or saved does not show how many
-there were, and any number goes on from it.
+same state, whatever it had learned of that batch ahead. All ranks are called alike, and rank 0 speaks for them: what is
+published or saved does not show how many there were, and any number goes on from it.
 """
 
 from collections.abc import Iterable
@@ -55,8 +55,13 @@ class LearnerWorker(Worker):
         """Weights, gradients and two moments; activations come and go."""
         return 4.0 * sum(parameter.nbytes for parameter in self.model.decoder.parameters()) / self.world
 
+    def learn(self, portion: Batch) -> float:
+        """Some groups of a batch, ahead of the others; the seconds that it took."""
+        return self.trainer.learn(portion)
+
     def update(self, batch: Batch) -> dict[str, float]:
-        """Train on the batch, and publish what came of it under the step's number."""
+        """Train on the batch, or on what is left of it after its portions, and publish what came of it under the step's
+        number."""
         figures = self.trainer.update(batch)
         self._publish(batch.step, figures)
         return figures

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from untail.config import FlowConfig, Recipe
 from untail.errors import ConfigError
+from untail.flow.portions import refuse_portion
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
             'deterministic = true, but flow.mode = "auto" places the roles by what they take; take the mode that '
             "untail plan names"
         )
+    refuse_portion(recipe)
     if flow.staleness is not None and flow.schedule != "async":
         raise ConfigError(f'flow.staleness = {flow.staleness} is for flow.schedule = "async"; drop it, or set that')
     if flow.schedule == "sync":

@@ -111,14 +111,11 @@ class Plan:
 
     @property
     def granularity(self) -> int:
-        """Items that the first split hands on at a time; without a split, all."""
-        step = self.root
-        while step.kind == "in turn" and step.parts:
-            split = [part for part in step.parts if "side by side" in {s.kind for s in _all(part)}]
-            if not split:
-                return self.root.items
-            step = split[0]
-        return step.portion
+        """Items that the first split of devices hands on at a time; without one, all."""
+        splits = (
+            step for step in _all(self.root) if step.kind == "side by side" and all(p.devices for p in step.parts)
+        )
+        return next((split.portion for split in splits), self.root.items)
 
     def as_json(self) -> dict[str, Any]:
         places = self.root.placement()

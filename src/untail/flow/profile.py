@@ -17,6 +17,11 @@ from untail.errors import DataError
 from untail.flow.cost import Cost, Curve, OneAfterOther, Point, Profiled, Rollout
 from untail.flow.graph import Edge, Graph, Node
 from untail.flow.work import Work
+from untail.learn.rules import needs_whole_batch, rules_of
+
+# Of a batch. The last alone is waited for, so that finer ones save little; and each has passes of its own, of which a
+# profile does not tell.
+MOST_PORTIONS = 8
 
 
 class Measured(Strict):
@@ -76,7 +81,8 @@ class Profile(Strict):
 
 def training_work(profile: Profile, recipe: Recipe, devices: int, steady: bool = False) -> Work:
     """A step of this recipe on so many devices. An item is a group. The learner makes its log-probs itself, so that
-    they are part of the update, and begins when the batch is whole; rewards are the host's."""
+    they are part of the update, and is handed groups as they come, if it need not have all of a batch first; rewards
+    are the host's."""
     nodes = [Node("rollout"), Node("update")]
     edges = [Edge("rollout", "update", "groups")]
     edges.append(Edge("update", "rollout", "weights", apart_s=profile.sync_s, next_step=True))
@@ -89,7 +95,15 @@ def training_work(profile: Profile, recipe: Recipe, devices: int, steady: bool =
         costs["reward"] = _role(profile.roles["reward"], group)
     memory = math.inf if profile.memory_gib is None else profile.memory_gib
     batch = recipe.rollout.prompts
-    return Work(Graph(nodes, edges), costs, devices, batch, memory, portions=(batch,), steady=steady)
+    return Work(Graph(nodes, edges), costs, devices, batch, memory, _portions(recipe), steady)
+
+
+def _portions(recipe: Recipe) -> list[int]:
+    """Groups that the learner may be handed at a time."""
+    batch = recipe.rollout.prompts
+    if needs_whole_batch(recipe.learn, rules_of(recipe.learn, recipe.rollout.max_tokens)) is not None:
+        return [batch]
+    return [batch // count for count in range(1, MOST_PORTIONS + 1) if batch % count == 0]
 
 
 def _rollout(profile: RolloutProfile, recipe: Recipe) -> Rollout:

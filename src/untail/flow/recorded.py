@@ -76,7 +76,7 @@ def _role(rows: list[dict[str, Any]], phase: str) -> RoleProfile:
     """Steps that trained the same number of responses are one point."""
     seconds: dict[int, list[float]] = defaultdict(list)
     for row in rows:
-        seconds[max(1, row["trajectories"])].append(row["phases"][phase])
+        seconds[max(1, row["trajectories"])].append(row["learn"].get(phase, 0.0))
     points = [Measured(devices=1, responses=n, seconds=median(taken)) for n, taken in sorted(seconds.items())]
     return RoleProfile(points=points)
 

@@ -28,8 +28,10 @@ from untail.learn import checkpoint
 from untail.learn.rules import refuse_blind, rules_of
 from untail.rewards.scorer import PartialScore, Score, Scorer
 from untail.rollout import memory
+from untail.rollout.certain import Give
 from untail.rollout.controller import Controller
 from untail.rollout.mechanisms import Mechanisms
+from untail.rollout.stage import Emit
 from untail.rollout.turns import ChatVoice, Turns, build_environment
 from untail.rollout.validate import validate
 from untail.types import Batch, Event, Group, Prompt, SamplingParams, Trajectory
@@ -146,6 +148,10 @@ class Roles(Judge):
         """After a step with these metrics: a plan would put them elsewhere by now."""
         return False
 
+    def hand_on(self, step: int, group: Group) -> None:
+        """A group of the step's batch, which is not whole yet: a learner that has devices of its own may begin.
+        `update` gets the whole batch all the same."""
+
     @abstractmethod
     async def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch and publish the weights under the step's number as their version."""
@@ -204,7 +210,8 @@ class Roles(Judge):
         return await self.scorer.partial(trajectory.prompt, text)
 
     async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
-        """Events and groups go to the channel, which is closed in the end; a failure goes the same way."""
+        """Events and groups go to the channel as they come, and it is closed in the end; a failure goes the same
+        way."""
         await self.roll_out_from(step, channel, step - 1)
 
     async def roll_out_from(self, step: int, channel: Channel[Group | Event], version: int) -> bool:
@@ -214,16 +221,15 @@ class Roles(Judge):
             channel.put(event)
 
         try:
-            for group in await self.sample(step, emit, version):
-                channel.put(group)
+            await self.sample(step, emit, version, channel.put)
         except Exception as error:
             channel.close(error)
             return False
         channel.close()
         return True
 
-    async def sample(self, step: int, emit: Callable[[Event], None], version: int) -> list[Group]:
-        return await self.controller.roll_out(step, emit, version)
+    async def sample(self, step: int, emit: Emit, version: int, give: Give) -> None:
+        await self.controller.roll_out(step, emit, version, give)
 
     async def underway(self) -> list[Group]:
         """What the step left for later ones, if the learner trains such things ahead."""

@@ -4,7 +4,7 @@ Invariant: engine and learner share one set of weights: an update is a version b
 while the engine is paused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from untail.flow.in_turn import InTurn, build_beside
 from untail.flow.role_base import Judge, Roles, Tables
 from untail.learn.memory import gauge_of
 from untail.learn.pack import MicroBatch
-from untail.types import Batch, Event, Group, Prompt
+from untail.rollout.certain import Give
+from untail.rollout.stage import Emit
+from untail.types import Batch, Prompt
 
 
 class LocalJudge(Judge):
@@ -54,12 +56,12 @@ class LocalRoles(LocalJudge, Roles):
             drafter.start()
             self.to_close.callback(drafter.close)
 
-    async def sample(self, step: int, emit: Callable[[Event], None], version: int) -> list[Group]:
-        """Drafters learn meanwhile, and have ended when the groups are there."""
+    async def sample(self, step: int, emit: Emit, version: int, give: Give) -> None:
+        """Drafters learn meanwhile, and have ended when all groups are there."""
         for drafter in self.drafters:
             drafter.begin_rollout()
         try:
-            return await super().sample(step, emit, version)
+            await super().sample(step, emit, version, give)
         finally:
             for drafter in self.drafters:
                 await self.aside(drafter.end_rollout)

@@ -5,7 +5,8 @@ run, and each of them again in the same ways,
 
   in turn        on the same devices: T_s + T_t; where they do not fit there together, each role is loaded for its turn
                  and taken off after it;
-  side by side   on N_s + N_t = N, in portions of m of the M items: T_critical + (M / m - 1) T_bottleneck of a portion.
+  side by side   on N_s + N_t = N, in portions of m of the M items: T_critical + (M / m - 1) T_bottleneck of a portion;
+                 where the first portion is late (`Cost.late_s`), the second half works on all that follow it.
 
 A loop of r rounds is cut like any part: a portion's next round begins when its last is over. In a steady state the next
 batch begins before this one is learned from: what runs side by side then takes as long as its slower half.
@@ -28,6 +29,8 @@ from untail.flow.work import Work
 State = Literal["resident", "swapped", "steady"]
 """A part has its devices for itself; it is loaded for its turn; it has them, and batches overlap."""
 Floats = npt.NDArray[np.float64]
+Late = tuple[Floats, Floats]
+"""When the first portion leaves the first half, and what one takes in the second."""
 BOTH: frozenset[Kind] = frozenset({"in turn", "side by side"})
 
 
@@ -71,11 +74,13 @@ class Search:
         self._seconds: dict[int, Floats] = {}
         self._memory: dict[int, Floats] = {}
         self._loads: dict[int, Floats] = {}
+        self._late: dict[int, Floats] = {}
         for name in self.names:
             self._measure(bit[name], name)
         self._values: dict[tuple[int, State], Floats] = {}
         self._curves: dict[tuple[int, int], Staircase] = {}
         self._load_curves: dict[int, Staircase] = {}
+        self._late_curves: dict[tuple[int, int], Staircase] = {}
         self._cuts: dict[int, list[Cut]] = {}
 
     def _measure(self, node: int, name: str) -> None:
@@ -88,7 +93,10 @@ class Search:
             memory = np.array([[math.inf, *(cost.memory_gib(n, size) for n in counts)] for size in self.sizes])
             load = np.minimum.accumulate([math.inf, *map(cost.swap_s, counts)])
             seconds[memory > self.work.memory_gib] = math.inf
+        late = np.array([[0.0, *(cost.late_s(n, size) for n in counts)] for size in self.sizes])
+        late[:, 0] = late[:, 1]
         self._seconds[node], self._memory[node], self._loads[node] = seconds, memory, load
+        self._late[node] = np.minimum.accumulate(late, axis=1)
 
     # ---- parts ------------------------------------------------------------------------------------------------
 
@@ -118,6 +126,12 @@ class Search:
         if part not in self._load_curves:
             self._load_curves[part] = Staircase(np.sum([self._loads[bit] for bit in _bits(part)], axis=0))
         return self._load_curves[part]
+
+    def late(self, part: int, row: int) -> Staircase:
+        """How late the first portion of a size leaves it: as late as the latest of its roles."""
+        if (part, row) not in self._late_curves:
+            self._late_curves[part, row] = Staircase(np.max([self._late[bit][row] for bit in _bits(part)], axis=0))
+        return self._late_curves[part, row]
 
     def fits(self, part: int) -> npt.NDArray[np.bool_]:
         """All its roles at once on the same devices."""
@@ -171,15 +185,21 @@ class Search:
         counts = [curve.steps for curve in curves]
         if loads:
             counts = [np.union1d(*both) for both in zip(counts, (load.steps for load in loads), strict=True)]
+        late = self.late(cut.halves[0], row)
+        counts[0] = np.union1d(counts[0], late.steps)
         few = int(len(counts[1]) < len(counts[0]))
         own, rest = curves[few].values[counts[few]][:, None], curves[1 - few].shifted(counts[few])
         slower = np.maximum(own, rest)
         critical = own + rest if cut.leads else slower
+        waits: Late | None = None
+        if cut.leads and late.values.any():
+            waits = (late.shifted(counts[1]) + rest, own) if few else (late.values[counts[0]][:, None] + own, rest)
         if loads:
             extra = np.maximum(loads[few].values[counts[few]][:, None], loads[1 - few].shifted(counts[few]))
         for whole, size in enumerate(self.sizes):
             if size % self.sizes[row] == 0:
-                total = pipelined(critical, slower, size // self.sizes[row], self.rounds.get(part, 1))
+                portions = size // self.sizes[row]
+                total = pipelined(critical, slower, portions, self.rounds.get(part, 1), waits)
                 fastest = np.minimum.reduce(total + extra if loads else total, axis=0, initial=math.inf)
                 np.minimum(best[whole], fastest + cut.apart_s * size, out=best[whole])
 
@@ -194,9 +214,12 @@ class Search:
         return self._curves[part, row]
 
 
-def pipelined(critical: Floats, slower: Floats, portions: int, rounds: int) -> Floats:
-    """So many portions through two halves, so many times; a round of a portion begins when its last is over."""
+def pipelined(critical: Floats, slower: Floats, portions: int, rounds: int, late: Late | None = None) -> Floats:
+    """So many portions through two halves, so many times; a round of a portion begins when its last is over. `late`:
+    the first half is, and the second has all portions to do from then on."""
     once = critical + (portions - 1) * slower if portions > 1 else critical
+    if portions > 1 and late is not None:
+        once = np.maximum(once, late[0] + portions * late[1])
     return once + (rounds - 1) * np.maximum(critical, portions * slower) if rounds > 1 else once
 
 

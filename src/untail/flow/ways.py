@@ -66,7 +66,9 @@ class Ways:
                 own, rest = one[counts], other[devices - counts]
                 slower = np.maximum(own, rest)
                 critical = own + rest if cut.leads else slower
-                total = pipelined(critical, slower, self.search.sizes[row] // self.search.sizes[small], rounds) + loads
+                portions = self.search.sizes[row] // self.search.sizes[small]
+                late = (self.search.late(cut.halves[0], small).values[counts] + own, rest) if cut.leads else None
+                total = pipelined(critical, slower, portions, rounds, late) + loads
                 count = int(np.argmin(total))
                 seconds = float(total[count]) + cut.apart_s * self.search.sizes[row]
                 if seconds < best.seconds * (1 - 1e-12):

@@ -29,6 +29,7 @@ from untail.flow.failures import FlowError, WorkerFailed, WorkerLost
 from untail.flow.handle import Handle
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.placement import lead_of, place, refuse_what_cannot_be, staleness_of
+from untail.flow.portions import Portions, portion_of
 from untail.flow.role_base import Roles, Tables
 from untail.flow.switch import Turns
 from untail.flow.worker import OneWorker, WorkerGroup
@@ -61,6 +62,7 @@ class WorkerRoles(Roles):
         self.version = 0  # of the weights that the engines have
         self._weights = asyncio.Lock()  # one at a time brings weights to engines
         self._turns = Turns(cluster, self._capacity())
+        self._portions = Portions(self._turns, self.learner, recipe.rollout.prompts)
         self._stay: AsyncExitStack | None = None  # of the engines that share devices, while they are there
         self._reviving: set[asyncio.Task[None]] = set()
         self._exchanging: list[OneWorker] = []  # engines that are in the exchange of weights with the learner
@@ -229,6 +231,7 @@ class WorkerRoles(Roles):
     async def _stop(self) -> None:
         if self._ahead is not None:
             await self._ahead.close()
+        await self._portions.close()
         for task in self._reviving:
             task.cancel()
         await self._engines_go()
@@ -257,6 +260,9 @@ class WorkerRoles(Roles):
 
     # ---- the learner ------------------------------------------------------------------------------------------
 
+    def hand_on(self, step: int, group: Group) -> None:
+        self._portions.take(step, group, portion_of(self.recipe) if self.auto is None else self.auto.portion)
+
     async def update(self, batch: Batch) -> dict[str, float]:
         if self._ahead is None:
             await self._pause()  # nothing runs, but time must stand still where it is ours
@@ -278,7 +284,8 @@ class WorkerRoles(Roles):
         figures: dict[str, float] | None = None
         while figures is None:
             try:
-                figures = (await self.learner.update(batch))[0]
+                early = await self._portions.arrive()
+                figures = (await self.learner.update(self._portions.rest_of(batch)))[0] | early
             except (WorkerLost, WorkerFailed) as error:
                 if not isinstance(error, WorkerLost) and not await self._comes_to_lack_a_rank():
                     raise
@@ -292,6 +299,7 @@ class WorkerRoles(Roles):
     async def _replace_learner(self, version: int) -> dict[str, float] | None:
         """All ranks: those that are left wait for the one that is not. The figures of the next update, if that was made
         already."""
+        self._portions.forget()
         await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.learner))
         await asyncio.to_thread(self._meet)
         self._exchanging = []

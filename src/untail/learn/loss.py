@@ -1,7 +1,8 @@
 """The clipped policy-gradient loss, as a sum over tokens.
 
-Invariant: the weights already hold the normalisation over the whole optimizer step (`sample.normalise`), so the losses
-of micro-batches and of chunks of rows simply add up, and so do their gradients.
+Invariant: the weights hold all of the normalisation but one divisor of the whole optimizer step (`sample.normalise`),
+so the losses of micro-batches and of chunks of rows simply add up, and so do their gradients; in the end both are
+divided.
 
 With r_t = exp(log pi_t - log old_t), advantage A_t and weight w_t:
   loss = sum_t w_t ( -s_t min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t) + kl k3_t )

@@ -2,7 +2,7 @@
 
 Invariant: the parameters stay at their addresses (the engine reads them); they change only in `step`, only by a finite
 gradient. A parameter in bf16 or fp16 is the compute copy of a master in fp32, where gradients are summed and steps
-taken. What is gathered are gradients of the loss times `loss_scale`.
+taken.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,6 @@ from untail.errors import WeightsError
 from untail.learn.parts import part_of, whole_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-# fp16 has nothing below 6e-8, and a token's part in the mean of a batch is of that size; above 65504 there is nothing
-# either, and a gradient of this model's that reached 4 would have been clipped away.
-FP16_LOSS_SCALE = 2.0**14
 
 
 class Optimizer:
@@ -29,7 +26,6 @@ class Optimizer:
         self.steps = 0
         self._config = config
         self._parameters = dict(parameters)
-        self.loss_scale = loss_scale
         self._masters = {name: self._master(parameter) for name, parameter in self._parameters.items()}
         masters = self._masters.values()
         groups: list[dict[str, Any]] = [
@@ -55,10 +51,7 @@ class Optimizer:
 
     def step(self) -> tuple[Tensor, bool]:
         """The gradient's norm before clipping, and whether a step was taken: not if the norm is infinite or NaN."""
-        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        if self.loss_scale != 1:
-            torch._foreach_div_(gradients, self.loss_scale)
-        norm = whole_of(get_total_norm(gradients))
+        norm = whole_of(get_total_norm([m.grad for m in self._masters.values() if m.grad is not None]))
         finite = bool(norm.isfinite())
         if finite:
             clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)
@@ -69,6 +62,11 @@ class Optimizer:
             self.steps += 1
         self.discard()
         return norm, finite
+
+    @torch.no_grad()
+    def divide(self, divisor: float) -> None:
+        """The gradient that was gathered, by this."""
+        torch._foreach_div_([m.grad for m in self._masters.values() if m.grad is not None], divisor)
 
     def discard(self) -> None:
         """Forget the gradient that was gathered."""

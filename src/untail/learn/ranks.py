@@ -54,15 +54,12 @@ class Ranks:
         owner = np.minimum(self.world * middles // max(lengths.sum(), 1), self.world - 1)
         return [sample for sample, rank in zip(samples, owner, strict=True) if rank == self.rank]
 
-    def level(
-        self, batches: list[list[MicroBatch]], device: torch.device, dtype: torch.dtype
-    ) -> list[list[MicroBatch]]:
-        """As many passes on every rank; lists that are empty on all are left out."""
+    def level(self, batches: list[list[MicroBatch]], device: torch.device, dtype: torch.dtype) -> None:
+        """As many passes on every rank."""
         counts = self.gather([len(micros) for micros in batches])
         most = [max(column) for column in zip(*counts, strict=True)]
         for micros, needed in zip(batches, most, strict=True):
             micros += [idle(device, dtype) for _ in range(needed - len(micros))]
-        return [micros for micros in batches if micros]
 
     def gather(self, own: T) -> list[T]:
         """What every rank says; it can be pickled."""

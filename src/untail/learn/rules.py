@@ -141,6 +141,21 @@ def _refuse_broken_bridge(rules: Rules, rollout: Rollout) -> None:
         )
 
 
+def needs_whole_batch(config: LearnConfig, rules: Rules) -> str | None:
+    """The setting for which all groups of a batch must be there before the first is learned from, and why; None:
+    gradients may be gathered from groups as they come."""
+    name = config.advantage["name"]
+    if rules.advantage.needs_values:
+        return f"learn.advantage = {name!r} trains its critic on the whole batch first"
+    if type(rules.advantage).over_batch is not TokenAdvantage.over_batch:
+        return f"learn.advantage = {name!r} compares all tokens of a batch"
+    if config.updates > 1:
+        return f"learn.updates = {config.updates} deals the whole batch out to its optimizer steps"
+    if config.prune is not None:
+        return f"learn.prune.share = {config.prune.share} is of all tokens of a batch"
+    return None
+
+
 def refuse_blind(rules: Rules, backend: str, *, entropy: bool, logprobs: bool) -> None:
     """`entropy` and `logprobs`: whether the backend tells them of every token."""
     if rules.needing_logprobs and not logprobs:

@@ -75,24 +75,25 @@ def teaches(samples: list[Sample]) -> bool:
     return any((sample.advantage_N * sample.weight_N).any() for sample in samples)
 
 
-def normalise(samples: list[Sample], loss: LossKind, length: int) -> None:
-    """Scale the weights of one minibatch (the samples of one optimizer step) so that its loss is a plain sum.
+def normalise(samples: list[Sample], loss: LossKind, length: int) -> float:
+    """Scale the weights of some samples of one optimizer step, and return their part of its divisor: the step's loss is
+    the plain sum over all its samples, divided by the sum of their parts. So the samples may come in portions.
 
     With w_it the weight of token t of sample i, m_i the tokens of sample i's span that the model wrote, c_i what the
     sample counts for, and n = sum_i c_i:
-      token     w_it / sum_j c_j m_j
-      sequence  w_it / (n m_i)
-      constant  w_it / (n length)
-    The sums run over the whole minibatch, samples that teach nothing included: leaving those out of the compute then
-    changes nothing, and neither does the cut into micro-batches. They do not depend on the weights: what a mask takes
-    out is not made up for by what stays.
+      token     w_it           over  sum_i c_i m_i
+      sequence  w_it / m_i     over  n
+      constant  w_it           over  n length
+    The sums run over all samples, those that teach nothing included: leaving those out of the compute then changes
+    nothing, and neither does the cut into micro-batches. They do not depend on the weights: what a mask takes out is
+    not made up for by what stays.
     """
-    n = sum(sample.counts for sample in samples)
     written = [sample.written for sample in samples]
-    total = sum(sample.counts * own for sample, own in zip(samples, written, strict=True))
     for sample, own in zip(samples, written, strict=True):
-        divisor = {"token": total, "sequence": n * own, "constant": n * length}[loss]
-        sample.weight_N = sample.weight_N / divisor if divisor > 0 else np.zeros_like(sample.weight_N)
+        if loss == "sequence":
+            sample.weight_N = sample.weight_N / max(own, 1)
+    pairs = zip(samples, written, strict=True)
+    return float(sum(sample.counts * {"token": own, "sequence": 1, "constant": length}[loss] for sample, own in pairs))
 
 
 def _within(span: tuple[int, int | None], count: int) -> np.ndarray:

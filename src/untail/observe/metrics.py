@@ -179,9 +179,9 @@ def _turns(step: StepEvents) -> Row:
 
 
 def _device(step: StepEvents, devices: int) -> Row:
-    """An engine keeps one busy, and so does an update."""
+    """An engine keeps one busy, and so does an update, also while it is made from portions of the batch."""
     load = step.one("rolled_out")
-    busy = load["busy_s"] + step.update_s
+    busy = load["busy_s"] + step.update_s + step.one("update").get("early_s", 0.0)
     return {
         "device_bubble": max(0.0, 1 - busy / (devices * step.wall_s)) if step.wall_s else 0.0,
         "computed": load["computed"],
@@ -195,20 +195,22 @@ def _device(step: StepEvents, devices: int) -> Row:
 
 def _phases(step: StepEvents) -> Row:
     """The step's seconds, each in one phase. `rollout_s`: some slot is busy; `score_s`: none is, but a score is waited
-    for; `tool_s`: neither, but an environment is; `sync_s`: pausing the engine and publishing the weights. (A
+    for; `tool_s`: neither, but an environment is; `logprob_s` and `update_s`: the learner's, without those that it had
+    during the rollout, on portions of the batch; `sync_s`: pausing the engine and publishing the weights. (A
     deterministic run's clock stands still during an update, but the trainer's own seconds are real.)"""
     slots, update = step.slot_spans(), step.one("update")
     rollout = covered(slots)
     score = covered(slots + step.scoring_spans()) - rollout
     tool = covered(slots + step.scoring_spans() + step.tool_spans()) - rollout - score
     logprob, learn = update.get("logprob_s", 0.0), update.get("update_s", 0.0)
+    late = 1 - _ratio(update.get("early_s", 0.0), logprob + learn)
     return {
         "rollout_s": rollout,
         "score_s": score,
         "tool_s": tool,
-        "logprob_s": logprob,
-        "update_s": learn,
-        "sync_s": max(0.0, step.update_s - logprob - learn),
+        "logprob_s": logprob * late,
+        "update_s": learn * late,
+        "sync_s": max(0.0, step.update_s - (logprob + learn) * late),
         "idle_s": step.wall_s - step.update_s - rollout - score - tool,
     }
 

@@ -17,6 +17,7 @@ from untail.config import RolloutConfig
 from untail.errors import ConfigError
 from untail.history.store import History
 from untail.rollout.admission import Admission
+from untail.rollout.certain import Certain, Give
 from untail.rollout.live import Member, State
 from untail.rollout.lives import Lives
 from untail.rollout.mechanisms import Mechanisms
@@ -62,18 +63,25 @@ class Controller:
         self._moves_every = min((place.every for place in mechanisms.places), default=math.inf)
         self._next_moves = math.inf
 
-    async def roll_out(self, step: int, emit: Emit, version: int | None = None) -> list[Group]:
+    async def roll_out(
+        self, step: int, emit: Emit, version: int | None = None, give: Give | None = None
+    ) -> list[Group]:
         """The groups that step `step` is to train, with engines whose weights are of `version` or newer; unset: of
-        step - 1, which the step trains. `emit` hears every event."""
+        step - 1, which the step trains. `emit` hears every event, `give` gets each of these groups as soon as it is
+        certain that it is one of them."""
         self.stage.pool.version = step - 1 if version is None else version
+        certain = Certain(self.stage, give)
         self._begin(step, emit)
         try:
             if not self._closes():
                 self._new_round()
             while not self._is_over():
+                certain.look()
                 self._fill()
                 await self._hear()
-            return await self._close()
+            batch = await self._close()
+            certain.hand_on(batch)
+            return batch
         finally:
             self.stage.is_on = False
 
@@ -289,7 +297,7 @@ class Controller:
         if rest == "close":
             for group in list(stage.pool.live.values()):
                 self.lives.check(group)
-        batch = stage.pool.take_batch(stage.view.step, None if rest == "close" else stage.view.wanted)
+        batch = stage.pool.take_batch(stage.view.step, stage.batch_size)
         stage.mechanisms.after_step(batch, stage.view)
         if rest == "cancel":
             for group in list(stage.pool.live.values()):

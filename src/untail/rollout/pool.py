@@ -59,6 +59,20 @@ class Pool:
         self.ready = by_age[count:]
         return by_age[:count]
 
+    def certain(self, wanted: int | None) -> list[Group]:
+        """Of those that are ready, the ones that `take_batch` will take with this `wanted`, whatever comes before it is
+        asked. New groups have tokens of the step's version or newer and higher numbers; of one under way, no token to
+        come is older than that, either."""
+        if wanted is None:
+            return list(self.ready)
+        ready = {group.id: group for group in self.ready}
+        ages = [(group.oldest_version, group.id) for group in self.ready]
+        for group in self.live.values():
+            oldest = group.oldest_version
+            ages.append((self.version if oldest is None else min(oldest, self.version), group.id))
+        first = sorted(ages)[:wanted]
+        return [ready[name] for version, name in first if name in ready and version <= self.version]
+
     @property
     def carried(self) -> int:
         """Tokens that were generated and whose fate is open."""

@@ -83,6 +83,11 @@ class Stage:
         self.is_on = False  # a step is under way: what is recorded belongs to it
         self._announced: list[tuple[str, dict[str, Any]]] = []
 
+    @property
+    def batch_size(self) -> int | None:
+        """Groups that the step takes of those that are ready, if there are as many; None: all."""
+        return None if self.mechanisms.rest == "close" else self.config.prompts
+
     def announce(self, kind: str, **fields: Any) -> None:
         """As `record`, of what may happen between two steps too: then it is recorded when the next begins."""
         if self.is_on:

@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
+from untail.flow.cost import Cost
 from untail.flow.graph import Edge, Graph, Node
 from untail.flow.work import Work
 
 
 @dataclass
-class Table:
+class Table(Cost):
     """Costs without any order in them: more devices may take longer, and need more memory."""
 
     times: dict[tuple[int, int], float]
     gib: dict[int, float]
     swaps: dict[int, float]
+    late: dict[tuple[int, int], float]
 
     def seconds(self, devices: int, items: int) -> float:
         return self.times[devices, items]
@@ -26,6 +28,9 @@ class Table:
 
     def swap_s(self, devices: int) -> float:
         return self.swaps[devices]
+
+    def late_s(self, devices: int, items: int) -> float:
+        return self.late[devices, items]
 
 
 def random_work(seed: int) -> Work:
@@ -56,6 +61,7 @@ def _table(draws: random.Random, devices: int, batch: int) -> Table:
         {(n, m): fixed + base * m / n * draws.uniform(0.6, 1.6) for n in counts for m in items},
         {n: draws.uniform(1.0, 7.0) for n in counts},
         {n: draws.random() for n in counts},
+        {(n, m): draws.choice([0.0, draws.uniform(0.0, 3.0 * base)]) for n in counts for m in items},
     )
 
 
@@ -70,6 +76,10 @@ def fastest(work: Work) -> float:
             if not graph.nodes[name].on_host:
                 total += min((work.costs[name].swap_s(n) for n in range(1, devices + 1)), default=math.inf)
         return total
+
+    def late(part: frozenset[str], devices: int, items: int) -> float:
+        counts = range(1, max(1, devices) + 1)
+        return max(min(work.costs[name].late_s(n, items) for n in counts) for name in part)
 
     def fits(part: frozenset[str], devices: int, items: int) -> bool:
         on_devices = [name for name in part if not graph.nodes[name].on_host]
@@ -123,6 +133,8 @@ def fastest(work: Work) -> float:
                 a, b = best(one, n, m, "resident"), best(two, devices - n, m, "resident")
                 critical, slow, portions = (a + b if linked else max(a, b)), max(a, b), items // m
                 once = critical + ((portions - 1) * slow if portions > 1 else 0.0)
+                if linked and portions > 1:
+                    once = max(once, late(one, n, m) + a + portions * b)
                 again = (rounds - 1) * max(critical, portions * slow) if rounds > 1 else 0.0
                 swap = max(load(one, n), load(two, devices - n)) if state == "swapped" else 0.0
                 found = min(found, once + again + swap + apart)

@@ -1,5 +1,7 @@
 """Roles placed by a plan: where it puts them, when they move, and when a move is not worth it."""
 
+from dataclasses import replace
+
 import pytest
 from tests.helpers.flowing import small
 
@@ -60,6 +62,19 @@ def test_roles_move_when_they_take_something_else_and_the_steps_left_pay_for_it(
     assert auto.plan.mode == "collocated"
     assert auto.place([0, 1]).shared == [0, 1]
     assert hear(auto, 0.0, 0.1, steps_left=1000) == [False, False, False], "it is as planned now"
+
+
+def test_the_portion_is_the_plans_and_changes_with_what_the_roles_take():
+    """A portion costs the learner something of its own: once it is the learner that is waited for, larger ones are
+    better. Where the roles sit is the same for both."""
+    alone = {"rollout": [Point(1, 4, 10.0)], "update": [Point(1, 1, 1.3), Point(1, 4, 4.0)]}
+    costs = {name: OnOne(Profiled(points)) for name, points in alone.items()}
+    auto = Auto(replace(auto_of(10.0, 4.0)._watch.work, costs=costs))
+    assert (auto.plan.mode, auto.portion) == ("disaggregated", 1)
+    placed = auto.place([0, 1])
+    assert hear(auto, 10.0, 6 * 4 * 1.3, steps_left=1000) == [False, False, False], "nobody has to move for it"
+    assert (auto.plan.mode, auto.portion) == ("disaggregated", 2)
+    assert auto.place([0, 1]) == placed
 
 
 def test_a_few_steps_do_not_pay_for_a_move():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from untail.errors import UserError
-from untail.flow.cost import Curve, Point, Profiled, Rollout, Scaled, tail_seconds
+from untail.flow.cost import Curve, Point, Profiled, Rollout, Scaled, end_seconds
 
 
 def test_a_curve_gives_back_what_was_measured_and_never_falls():
@@ -54,26 +54,30 @@ def test_a_measurement_that_cannot_be_is_refused(point):
 TAU = Curve([(1, 1.0), (2, 1.5), (64, 5.0)])
 
 
-def step_by_step(lengths: list[int], slots: int) -> float:
-    """What `tail_seconds` computes, one token at a time."""
-    running, waiting, seconds = lengths[:slots], lengths[slots:], 0.0
-    while running:
+def step_by_step(lengths: list[int], slots: int) -> list[float]:
+    """What `end_seconds` computes, one token at a time."""
+    left, ends, seconds = dict(enumerate(lengths)), [0.0] * len(lengths), 0.0
+    while left:
+        running = list(left)[:slots]
         seconds += TAU(len(running))
-        running = [left - 1 for left in running if left > 1]
-        while waiting and len(running) < slots:
-            running.append(waiting.pop(0))
-    return seconds
+        for place in running:
+            left[place] -= 1
+            if not left[place]:
+                del left[place]
+                ends[place] = seconds
+    return ends
 
 
 def test_the_tail_is_the_sum_over_what_still_runs():
-    assert tail_seconds([10, 2, 5], 64, TAU) == pytest.approx(2 * TAU(3) + 3 * TAU(2) + 5 * TAU(1))
+    ends = [2 * TAU(3) + 3 * TAU(2) + 5 * TAU(1), 2 * TAU(3), 2 * TAU(3) + 3 * TAU(2)]
+    assert end_seconds([10, 2, 5], 64, TAU) == pytest.approx(ends)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 64])
 def test_slots_that_are_free_take_the_next(slots):
     draws = random.Random(slots)
     lengths = [1 + int(draws.expovariate(0.05)) for _ in range(40)]
-    assert tail_seconds(lengths, slots, TAU) == pytest.approx(step_by_step(lengths, slots))
+    assert end_seconds(lengths, slots, TAU) == pytest.approx(step_by_step(lengths, slots))
 
 
 def rollout(lengths: list[int], **changes) -> Rollout:
@@ -98,6 +102,21 @@ def test_a_part_of_a_rollout_takes_its_part():
     assert (cost.memory_gib(2, 4), cost.swap_s(2)) == (3.0, 0.2)
     with pytest.raises(UserError, match="lengths of responses"):
         rollout([])
+
+
+def test_the_first_groups_leave_a_rollout_later_than_their_share():
+    """All run at once, and with one response of a hundred tokens in four every group has about one of them."""
+    cost = rollout([10, 10, 10, 100])
+    whole = cost.seconds(1, 16)
+    assert [cost.late_s(1, items) for items in (16, 32)] == [0.0, 0.0]
+    first = cost.late_s(1, 4) + cost.seconds(1, 4)
+    assert 0.3 * whole < first <= whole
+    assert cost.late_s(1, 1) <= first, "nobody leaves after those who leave later"
+    alike = rollout([100])
+    assert alike.late_s(1, 4) == pytest.approx(0.75 * alike.seconds(1, 16)), "they leave together, in the end"
+    one_by_one = rollout([100], slots=4)
+    assert one_by_one.late_s(1, 4) == pytest.approx(0.0), "one after the other they leave at equal distances"
+    assert Scaled(alike, 2.0).late_s(1, 4) == 2.0 * alike.late_s(1, 4)
 
 
 def test_a_drifted_role_takes_so_much_more():

@@ -130,6 +130,7 @@ def test_a_role_on_the_host_takes_no_device_and_decides_no_mode():
     plan = make_plan(Work(graph, {**work.costs, "reward": Profiled([Point(0, 1, 0.01)])}, 8, 32))
     assert len(plan.root.placement()["reward"]) == 0
     assert plan.mode == "collocated"
+    assert plan.granularity == 32
 
 
 def test_a_loop_is_run_side_by_side_when_its_halves_keep_each_other_busy():

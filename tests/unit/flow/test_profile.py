@@ -11,7 +11,8 @@ from untail.flow.planner import make_plan
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile, training_work
 from untail.flow.recorded import profile_of_run
 
-QUICKSTART = load_recipe(None, {}, ["rollout.prompts=8", "rollout.group=4"])
+CHANGES = ["rollout.prompts=8", "rollout.group=4"]
+QUICKSTART = load_recipe(None, {}, CHANGES)
 
 
 def profile(**changes) -> Profile:
@@ -70,6 +71,40 @@ def test_the_costs_of_a_step_are_those_of_its_groups():
     assert make_plan(work).predicted_step_s > 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "portions"),
+    [
+        ([], [1, 2, 4, 8]),
+        (["rollout.prompts=32"], [4, 8, 16, 32]),
+        (["rollout.prompts=13"], [13]),
+        (["learn.updates=2"], [8]),
+        (["learn.advantage=ppo"], [8]),
+    ],
+    ids=str,
+)
+def test_a_batch_is_cut_as_the_learner_may_have_it(changes, portions):
+    recipe = load_recipe(None, {}, ["rollout.prompts=8", "rollout.group=4", *changes])
+    assert training_work(profile(), recipe, devices=2).sizes == portions
+
+
+def test_portions_hide_an_update_behind_the_rollout_and_no_more_than_there_is_to_hide_behind():
+    """Prompts one after the other, one group at a time: the learner has each while the next one is sampled. All at
+    once: they are whole together, and there is nothing to begin with."""
+    slow = {"update": RoleProfile(points=[Measured(devices=1, responses=32, seconds=5.0)])}
+    long = RolloutProfile(tau=[(1.0, 0.1), (64.0, 0.1)], lengths=[100])
+    made = profile(rollout=long, roles=slow)
+    in_turn, at_once = (
+        make_plan(training_work(made, load_recipe(None, {}, [*CHANGES, f"engine.max_seqs={slots}"]), devices=2))
+        for slots in (4, 64)
+    )
+    sampled = 8 * 100 * 0.1
+    assert (in_turn.mode, in_turn.granularity) == ("collocated", 8), "two engines need half of it"
+    beside = next(other for other in in_turn.alternatives if other.mode == "disaggregated")
+    assert beside.seconds == pytest.approx(sampled + 5.0 / 8)
+    beside = next(other for other in at_once.alternatives if other.mode == "disaggregated")
+    assert beside.seconds == pytest.approx(sampled / 8 + 5.0)
+
+
 def test_log_probs_belong_to_the_update_and_rewards_to_the_host():
     point = RoleProfile(points=[Measured(devices=1, responses=8, seconds=1.0, memory_gib=6.0)])
     roles = {**profile().roles, "logprob": point, "reward": point}
@@ -80,7 +115,7 @@ def test_log_probs_belong_to_the_update_and_rewards_to_the_host():
     assert work.costs["update"].swap_s(1) == 0.5
 
 
-def write_run(folder, steps: int = 3) -> None:
+def write_run(folder, steps: int = 3, **learn: float) -> None:
     """Two responses at once, at 0.2 s a step; the longer one goes on alone, at 0.1 s."""
     log, t = Log(), 0.0
     log.run(concurrency=4)
@@ -94,9 +129,17 @@ def write_run(folder, steps: int = 3) -> None:
         log.end("a2", t + 10 * 0.2 + 90 * 0.1, 100)
         log.score("a2", t + 11.05, 0.0)
         log.train(t + 12, member("a1", 10, 1.0), member("a2", 100, 0.0))
-        log.over(t + 12, t + 15, t + 15.5, 110, logprob_s=0.5, update_s=2.0)
+        log.over(t + 12, t + 15, t + 15.5, 110, logprob_s=0.5, update_s=2.0, **learn)
         t += 16
     log.write(folder / "events.jsonl")
+
+
+def test_what_a_learner_took_during_the_rollout_counts_as_well(tmp_path):
+    write_run(tmp_path, early_s=1.5)
+    made = profile_of_run(tmp_path)
+    assert made.roles["update"].points == [Measured(devices=1, responses=2, seconds=2.0)]
+    assert made.roles["logprob"].points[0].seconds == 0.5
+    assert made.sync_s == pytest.approx(2.0)
 
 
 def test_a_run_tells_what_its_roles_took(tmp_path):

@@ -8,8 +8,10 @@ import pytest
 from tests.helpers.flowing import check_books, engine_is_there, small, someone_runs, train
 from tests.helpers.here_cluster import HereCluster
 
-from untail.errors import WeightsError
+from untail.errors import UserError, WeightsError
 from untail.flow.engine_worker import EngineWorker
+from untail.flow.learner_worker import LearnerWorker
+from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
 
 
 def run(folder, name=None, devices=2, interfere=None, **changes):
@@ -26,6 +28,72 @@ def test_the_same_losses_in_turn_and_side_by_side(tmp_path):
     for mode, devices in (("collocated", 1), ("disaggregated", 2)):
         outcome = run(tmp_path, devices=devices, steps=2, deterministic=True, flow__mode=mode)
         assert outcome.losses == alone.losses
+
+
+def in_portions(size: int = 1, **changes):
+    return {"steps": 3, "deterministic": True, "flow__mode": "disaggregated", "flow__portion": size, **changes}
+
+
+def test_a_batch_in_portions_comes_to_the_same_and_a_whole_one_to_the_very_same(tmp_path):
+    alone, whole = run(tmp_path / "a", steps=2, deterministic=True), run(tmp_path / "w", **in_portions(4, steps=2))
+    assert whole.losses == alone.losses
+    assert not any("portions" in row["learn"] for row in whole.metrics)
+    once, again = (run(tmp_path / name, **in_portions(steps=2)) for name in ("once", "again"))
+    assert once.losses == again.losses
+    assert [row["learn"]["portions"] for row in once.metrics] == [4, 4]
+    for row, expected in zip(once.metrics, alone.metrics, strict=True):
+        figures = {name: value for name, value in expected["learn"].items() if not name.endswith("_s")}
+        figures["computed_tokens"] = row["learn"]["computed_tokens"]  # a prompt once for each pass that has it
+        assert row["learn"] == pytest.approx({**row["learn"], **figures}, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("after", [1, 3], ids=["with portions to come", "with all but one"])
+def test_a_learner_that_dies_with_portions_in_it_learns_the_whole_batch_again(tmp_path, after):
+    async def interfere(roles, step):
+        if step == 2:
+            handed, hand_on = [], roles.hand_on
+
+            def hand_on_and_kill(step, group):
+                hand_on(step, group)
+                handed.append(group)
+                if len(handed) == after and step == 2:
+                    asyncio.get_running_loop().call_later(0.02, roles.learner[0].kill)
+
+            roles.hand_on = hand_on_and_kill
+
+    alone = run(tmp_path / "a", steps=3, deterministic=True)
+    outcome = run(tmp_path / "b", interfere=interfere, **in_portions())
+    assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 0]
+    assert [row["learn"].get("portions") for row in outcome.metrics] == [4, None, 4]
+    assert outcome.losses[1] == alone.losses[1], "from the whole batch"
+    assert outcome.losses[2] == pytest.approx(alone.losses[2], rel=1e-4)
+
+
+def test_what_goes_wrong_with_a_portion_ends_the_run(tmp_path):
+    broken = patch.object(LearnerWorker, "learn", side_effect=UserError("no room for it"))
+    with broken, pytest.raises(UserError, match="no room for it"):
+        run(tmp_path, **in_portions())
+
+
+@pytest.mark.parametrize("schedule", ["one-off", "async"])
+def test_portions_of_rollouts_that_run_ahead(schedule, tmp_path):
+    changes = {"steps": 4, "deterministic": False, "flow__schedule": schedule}
+    outcome = run(tmp_path, "es-grpo", **in_portions(2, **changes))
+    assert 1 <= max(row["staleness"]["max"] for row in outcome.metrics) <= 4
+    assert any("portions" in row["learn"] for row in outcome.metrics)
+
+
+def test_a_plan_cuts_the_batch(tmp_path):
+    """The profile says that an engine alone is as fast as two, and that a batch's groups are whole at different times:
+    the learner is better off with the other device, and with groups as they come."""
+    rollout = RolloutProfile(tau=[(1, 1.0), (16, 1.0)], lengths=[6] * 9 + [48])
+    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=20.0)])}
+    Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
+    flow = {"flow__mode": "auto", "flow__profile": str(tmp_path / "profile.json"), "engine__max_seqs": 16}
+    outcome = run(tmp_path, steps=2, **flow)
+    (event,) = outcome.all("run")
+    assert (event["plan"]["mode"], event["plan"]["granularity"]) == ("disaggregated", 1)
+    assert [row["learn"]["portions"] for row in outcome.metrics] == [4, 4]
 
 
 def test_weights_may_go_over_torch_distributed_and_come_from_the_store_when_that_breaks(tmp_path):

@@ -47,19 +47,6 @@ def test_equals_torch_with_the_same_schedule(dtype):
             assert parameter.grad is None
 
 
-def test_a_loss_that_was_scaled_moves_the_weights_as_if_it_had_not_been():
-    """Of powers of two nothing is rounded."""
-    ours, theirs = parameters(), parameters()
-    config = LearnConfig(lr=0.1, max_grad_norm=1.0)
-    scaled, plain = Optimizer(ours.items(), config, loss_scale=2.0**14), Optimizer(theirs.items(), config)
-    for step in range(3):
-        put_gradients(ours, step, scale=2.0**14)
-        put_gradients(theirs, step)
-        assert scaled.step() == plain.step()
-    for name, parameter in ours.items():
-        assert torch.equal(parameter, theirs[name])
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_gradient_that_is_not_finite_moves_nothing(bad):
     params = parameters()

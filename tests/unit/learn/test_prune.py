@@ -141,7 +141,7 @@ def test_positions_before_the_prompts_end_stay_alive():
     trainer, batch = make_trainer("detach"), uneven_batch(VOCAB)
     samples = samples_of(batch.groups[0], trainer.rules)
     assert prune(samples, PruneConfig(share=0.9, how="detach")) == int(0.9 * 45)
-    (micro,) = trainer._minibatches([samples], 0)[0]
+    (micro,) = trainer._minibatches([samples], 0)[0].micros
     prompt = len(batch.groups[0].prompt.tokens)
     assert sorted(micro.positions_T[: micro.live].tolist())[:prompt] == list(range(prompt))
     assert micro.predictor_R.max() < micro.live

@@ -41,15 +41,16 @@ def test_ranks_have_about_the_same_number_of_tokens(world):
     assert max(tokens) - min(tokens) <= 90
 
 
-def test_level_fills_up_with_idle_passes_and_leaves_out_what_is_empty_everywhere(monkeypatch):
+def test_level_fills_up_with_idle_passes(monkeypatch):
     ranks = as_rank(0, 2)
     monkeypatch.setattr(ranks, "gather", lambda own: [own, [3, 0, 1]])
     own = pack(samples_of_batch(), 60, CPU, torch.float32)
     assert len(own) > 1
-    levelled = ranks.level([own[:1], [], []], CPU, torch.float32)
-    assert [len(micros) for micros in levelled] == [3, 1]
+    levelled = [own[:1], [], []]
+    ranks.level(levelled, CPU, torch.float32)
+    assert [len(micros) for micros in levelled] == [3, 0, 1]
     assert levelled[0][0] is own[0]
-    assert [micro.samples for micro in levelled[0][1:] + levelled[1]] == [[], [], []]
+    assert [micro.samples for micro in levelled[0][1:] + levelled[2]] == [[], [], []]
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -28,11 +28,19 @@ def test_columns_are_as_long_as_the_response_and_replies_weigh_nothing():
 def test_normalise_against_a_plain_loop(loss):
     samples = make()
     ours = [sum(sample.trajectory.from_model) for sample in samples]
-    normalise(samples, loss, 10)
+    common = normalise(samples, loss, 10)
     for sample, own in zip(samples, ours, strict=True):
         divisor = {"token": sum(ours), "sequence": 3 * own, "constant": 3 * 10}[loss]
         for weight, from_model in zip(sample.weight_N, sample.trajectory.from_model, strict=True):
-            assert weight == pytest.approx(from_model / divisor, abs=1e-15)
+            assert weight / common == pytest.approx(from_model / divisor, abs=1e-15)
+
+
+@pytest.mark.parametrize("loss", ["token", "sequence", "constant"])
+def test_samples_that_come_in_portions_weigh_the_same_and_their_divisors_add_up(loss):
+    whole, portions = make(), make()
+    divisor = normalise(whole, loss, 10)
+    assert normalise(portions[:1], loss, 10) + normalise(portions[1:], loss, 10) == divisor
+    assert all((one.weight_N == other.weight_N).all() for one, other in zip(whole, portions, strict=True))
 
 
 @pytest.mark.parametrize("loss", ["token", "sequence", "constant"])

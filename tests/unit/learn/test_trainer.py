@@ -248,7 +248,7 @@ def test_old_and_reference_logprobs_in_the_loss(monkeypatch):
 
 def fill_and_move(trainer, minibatches):
     """Takes all log-probs, then nudges the policy; the optimizer's own step is made to do nothing."""
-    for micro in (micro for minibatch in minibatches for micro in minibatch):
+    for micro in (micro for minibatch in minibatches for micro in minibatch.micros):
         micro.columns.prox_R = trainer.policy.logprobs(micro)
         micro.columns.reference_R = trainer.reference.logprobs(micro)
     generator = torch.Generator().manual_seed(9)
@@ -305,7 +305,7 @@ def test_weights_in_low_precision_train_through_their_masters(dtype):
 
 
 def test_fp16_learns_what_float32_learns():
-    """Its gradients would vanish if its loss were not scaled: here the batch's mean is over ten million tokens."""
+    """Its gradients would vanish if they were gathered of the mean: here it is over ten million tokens."""
     exact, low = random_decoder("llama"), random_decoder("llama", dtype=torch.float16)
     config = learn_config(lr=1e-3, warmup_steps=0, loss="constant", loss_length=10_000_000, max_grad_norm=1e9)
     figures = [Trainer(decoder, config).update(uneven_batch(VOCAB)) for decoder in (exact, low)]

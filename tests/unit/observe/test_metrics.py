@@ -245,6 +245,18 @@ def test_phases_share_out_the_wall(log):
     assert sum(phases.values()) == pytest.approx(16)
 
 
+def test_what_the_learner_did_during_the_rollout_is_no_phase_of_its_own_and_keeps_its_device_busy(log):
+    log.start("a0", 0)
+    log.end("a0", 9, 10)
+    log.train(9, member("a0", 10, 1.0))
+    log.over(9, 14, 16, generated=20, busy_s=9.0, logprob_s=1.0, update_s=3.0, early_s=2.0)
+    row = step_metrics(log.events, 2, devices=2)
+    shares = {"rollout_s": 9, "score_s": 0, "tool_s": 0, "logprob_s": 0.5, "update_s": 1.5, "sync_s": 3, "idle_s": 2}
+    assert row["phases"] == pytest.approx(shares)
+    assert sum(row["phases"].values()) == pytest.approx(16)
+    assert row["device_bubble"] == pytest.approx(1 - (9 + 5 + 2) / 32)
+
+
 def test_a_step_without_anything_in_it_has_no_means(log):
     log.over(0, 0, 0, generated=0)
     row = step_metrics(log.events, 2)

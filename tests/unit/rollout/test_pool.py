@@ -104,3 +104,36 @@ def test_all_tokens_whose_fate_is_open_are_carried():
     pool.ghosts[ghost.id] = ghost
     assert pool.carried == 2 + 2 + 10 + 2 + 6 + 3
     assert len(group.members[0].trajectory.tokens) == 2  # what it writes does not touch the one it was made from
+
+
+@pytest.mark.parametrize("wanted", [None, 5])
+def test_whoever_is_ready_is_certain_where_there_is_room_for_all(wanted):
+    pool = pool_of(ready("g1", 3), ready("g2", 3), live("g3", 3, None), live("g4", None, None))
+    pool.version = 3
+    assert names(pool.certain(wanted)) == ["g1", "g2"]
+
+
+def test_whoever_may_be_displaced_by_an_older_one_is_not_certain():
+    """g1 is not, as long as g0 and the two of an older version may be whole before the step closes."""
+    pool = pool_of(live("g0", None), ready("g1", 3), ready("g5", 2), live("g6", 2, 3), live("g9", 3))
+    pool.version = 3
+    assert names(pool.certain(4)) == ["g5", "g1"]
+    assert names(pool.certain(3)) == ["g5"]
+    assert names(pool.certain(1)) == ["g5"]
+    pool.remove(pool.live["g6"])
+    assert names(pool.certain(3)) == ["g5", "g1"]
+
+
+def test_one_that_began_with_newer_weights_than_the_step_is_not_certain_while_others_may_begin():
+    """Another engine may still have the older ones, and what begins there would go before it."""
+    pool = pool_of(ready("g1", 4), ready("g2", 3))
+    pool.version = 3
+    assert names(pool.certain(5)) == ["g2"]
+    assert names(pool.certain(None)) == ["g1", "g2"]
+
+
+def test_of_one_under_way_tokens_may_be_older_than_those_that_are_known():
+    """A member that runs has told nothing yet: it may have begun with the step's own weights."""
+    pool = pool_of(live("g1", 4, None), ready("g2", 3))
+    pool.version = 3
+    assert names(pool.certain(1)) == []
