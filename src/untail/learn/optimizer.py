@@ -22,7 +22,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimizer:
     """Takes `steps` steps of AdamW; matrices decay, norms and biases do not."""
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], config: LearnConfig, loss_scale: float = 1.0):
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], config: LearnConfig):
         self.steps = 0
         self._config = config
         self._parameters = dict(parameters)
