@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from untail.draft.base import Drafter, LearningDrafter
+from untail.draft.base import Drafter, Learned
 from untail.draft.budget import Acceptance, spread
 from untail.draft.choose.base import OFF, Chooser, Outcome, Scene
+from untail.draft.training import DraftTraining
 from untail.engine.draft import NONE, Ask, Draft, Verified
 from untail.engine.sequence import Sequence
 from untail.errors import UserError
@@ -49,7 +50,7 @@ class Speculator:
         self.chooser = chooser
         self.counts = {name: DraftCounts() for name in drafters}
         self.wants_hidden = any(drafter.wants_hidden for drafter in drafters.values())
-        self.learning = [drafter for drafter in drafters.values() if isinstance(drafter, LearningDrafter)]
+        self.training = DraftTraining()  # of those that learn, if that is in this process
         self.goes_unverified = any(drafter.is_lossy(drafter.config) for drafter in drafters.values())
         self.wants_past = any(drafter.wants_past for drafter in drafters.values())
         self._acceptance = Acceptance()
@@ -95,11 +96,20 @@ class Speculator:
 
     def occupied(self, running: int) -> None:
         """How many sequences the engine has to do with; from any thread."""
-        for drafter in self.learning:
-            drafter.occupied(running / self._slots)
+        self.training.occupied(running / self._slots)
+
+    def target_changed(self) -> None:
+        for name in self.drafters:
+            self._tell(name, "target_changed")
+
+    def load(self, learned: dict[str, Learned]) -> None:
+        """What drafters have learned, by name. Pre: on the engine's thread."""
+        for name, own in learned.items():
+            self._tell(name, "load", own)
 
     def propose(self, asks: list[Ask]) -> list[Draft]:
         began = time.perf_counter()
+        self.load(self.training.fresh())
         name = self._step.arm.drafter
         drafts = self._ask(name, asks)
         self._step.drafted = {ask.sequence.id for ask, draft in zip(asks, drafts, strict=True) if draft.tokens}
@@ -145,23 +155,12 @@ class Speculator:
         """What is saved next is what the chooser knows now. Pre: the engine computes nothing."""
         self._remembered = self.chooser.state()
 
-    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a checkpoint keeps: the tensors of drafters that learn, and what everybody knows beside them. Whether
-        or not the engine runs meanwhile."""
-        tensors: dict[str, Any] = {}
-        numbers: dict[str, Any] = {"chooser": self._remembered}
-        for drafter in self.learning:
-            own, numbers[drafter.name] = drafter.state_dict()
-            tensors |= {f"draft.{drafter.name}.{name}": tensor for name, tensor in own.items()}
-        return tensors, numbers
+    def state(self) -> dict[str, Any]:
+        """What the chooser knew when it was told to remember, as JSON. Whether or not the engine runs meanwhile."""
+        return self._remembered
 
-    def load_state_dict(self, tensors: dict[str, Any], numbers: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self.chooser.restore(numbers["chooser"])
-        for drafter in self.learning:
-            prefix = f"draft.{drafter.name}."
-            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            drafter.load_state_dict(own, numbers[drafter.name])
+    def restore(self, state: dict[str, Any]) -> None:
+        self.chooser.restore(state)
 
     def _ask(self, name: str, asks: list[Ask]) -> list[Draft]:
         """All at once; if that fails, one by one, so that only those go without whose draft it is that fails."""

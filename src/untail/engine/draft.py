@@ -81,6 +81,10 @@ class Speculation(Protocol):
         """It left the engine."""
         ...
 
+    def target_changed(self) -> None:
+        """The target's weights are others now."""
+        ...
+
     def figures(self) -> Mapping[str, Mapping[str, int]]:
         """By drafter, since the engine began: proposals, drafted, accepted, unverified, failures."""
         ...

@@ -209,6 +209,8 @@ class Engine:
         self._take_in(leave=0)
         weights.update(self.decoder, source, self.version, version)
         self.version = self.prefix.version = version
+        if self.speculation is not None:
+            self.speculation.target_changed()
         if self.config.kv_after_update == "recompute":
             self.scheduler.evict_all(for_update=True)
         else:

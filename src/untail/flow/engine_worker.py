@@ -22,6 +22,7 @@ from untail.engine.weights import Source
 from untail.flow.build import build_engine
 from untail.flow.exchange import Exchange
 from untail.flow.failures import WorkerLost
+from untail.flow.far_drafters import name_of
 from untail.flow.link import Link
 from untail.flow.peer import portable
 from untail.flow.weights import fetch
@@ -106,6 +107,11 @@ class EngineWorker(Worker):
         """What the learner sends now; `load_weights` uses it."""
         self.seat.received = self._exchange.receive()
 
+    def load_drafters(self, drafters: list[str]) -> None:
+        """What these have learned, as it was published last."""
+        assert self.speculator is not None
+        self.speculator.load({name: dict(fetch(self._link, name_of(name))[1].tensors) for name in drafters})
+
     def capacity(self) -> float:
         """Bytes that its device holds."""
         return memory_of(self.engine.decoder.embed.device)
@@ -125,26 +131,38 @@ class EngineWorker(Worker):
 class FarSeat:
     """A worker's seat. Once its worker is lost it takes no more turns, until it is `back`."""
 
-    def __init__(self, worker: OneWorker, about: About, is_lost: Callable[[str], None]):
-        """`is_lost` hears of it once."""
+    def __init__(
+        self, worker: OneWorker, about: About, is_lost: Callable[[str], None], occupied: Callable[[int], None]
+    ):
+        """`is_lost` hears of it once; `occupied`, of how many sequences run there, and before one begins to."""
         self.worker = worker
         self._about = about
         self._is_lost = is_lost
+        self._occupied = occupied
+        self._running = 0
         self._may_hurry = False
         self._lost = False
 
     async def turn(self, orders: list[Order], stepping: bool) -> Turn:
         self._may_hurry = not self._about.one_step
+        if stepping:
+            self._runs(max(1, self._running))
         try:
             turn: Turn = await self.worker.turn(orders, stepping)
+            self._runs(turn.running)
             return turn
         except WorkerLost as error:
+            self._runs(0)
             if not self._lost:
                 self._lost = True
                 self._is_lost(str(error))
             raise EngineLost(str(error)) from error
         finally:
             self._may_hurry = False
+
+    def _runs(self, running: int) -> None:
+        self._running = running
+        self._occupied(running)
 
     def hurry(self) -> None:
         if self._may_hurry:

@@ -21,13 +21,13 @@ from torch import Tensor
 from untail.draft.adaptive.data import Windows
 from untail.draft.adaptive.head import Head
 from untail.draft.adaptive.model import DraftModel, turn_of
-from untail.engine.models.decoder import Decoder
+from untail.draft.adaptive.target import Target
 
 MOST_SCORED = 512  # rows of [rows x candidates], for the target and for each pass
 
 
 def draft_loss(
-    model: DraftModel, target: Decoder, head: Head, windows: Windows, test_steps: int, random: torch.Generator
+    model: DraftModel, target: Target, head: Head, windows: Windows, test_steps: int, random: torch.Generator
 ) -> Tensor:
     """Pre: a row of the windows is in the loss."""
     wanted_TD = windows.wanted_TD.to(model.fc.dtype)
@@ -57,7 +57,7 @@ def rows_in_loss(windows: Windows, test_steps: int) -> Tensor:
     return (windows.is_taught_T & (within_T >= test_steps)).nonzero()[:, 0]
 
 
-def passes(model: DraftModel, target: Decoder, windows: Windows, test_steps: int) -> list[Tensor]:
+def passes(model: DraftModel, target: Target, windows: Windows, test_steps: int) -> list[Tensor]:
     """The guesses of pass 0 to `test_steps`, [T, D] each. Of pass j a window's first j rows mean nothing."""
     dtype = model.fc.dtype
     embedded_TD = F.embedding(windows.next_ids_T, target.embed.detach()).to(dtype)

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from untail.draft.adaptive.data import Captures
-from untail.draft.adaptive.head import Head
+from untail.draft.adaptive.head import SEEN, Head
 from untail.draft.adaptive.loss import draft_loss
 from untail.draft.adaptive.model import DraftModel
-from untail.engine.models.decoder import Decoder
+from untail.draft.adaptive.target import Target
 from untail.errors import WeightsError
 
 SLICE_SECONDS = 0.05
@@ -36,7 +36,7 @@ PATIENCE = 0.05  # seconds between looks for data when there is none
 
 
 class Spot:
-    def __init__(self, target: Decoder, model: DraftModel, data: Captures, lr: float, test_steps: int, seed: int = 0):
+    def __init__(self, target: Target, model: DraftModel, data: Captures, lr: float, test_steps: int, seed: int = 0):
         """Trains a copy of `model` as it is now."""
         self.model = DraftModel(target.shape, model.fc.device, torch.float32)
         self.model.load_state_dict(model.state_dict())
@@ -103,10 +103,10 @@ class Spot:
             return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def publish(self) -> None:
-        self._published.append(self.weights())
+        self._published.append(self.weights() | {SEEN: self.head.state()})
 
     def fresh(self) -> dict[str, Tensor] | None:
-        """The newest whole set of weights, unless it was fetched already."""
+        """The newest whole set of weights, and what tokens are common, unless it was fetched already."""
         try:
             return self._published.pop()
         except IndexError:
@@ -127,14 +127,15 @@ class Spot:
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Copies: training may go on while they are written."""
         with self._training:
-            return {name: tensor.clone() for name, tensor in self._tensors().items()}, {"slices": self.slices}
+            tensors = {name: tensor.clone() for name, tensor in self._tensors().items()}
+            return tensors | {SEEN: self.head.state()}, {"slices": self.slices}
 
     @torch.no_grad()
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Nothing is touched unless every tensor is there and fits."""
         with self._training:
             own = self._tensors()
-            for name, tensor in own.items():
+            for name, tensor in (own | {SEEN: self.head.state()}).items():
                 if name not in tensors or tensors[name].shape != tensor.shape:
                     there = tuple(tensors[name].shape) if name in tensors else "nothing"
                     raise WeightsError(
@@ -143,6 +144,7 @@ class Spot:
                     )
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
+            self.head.restore(tensors[SEEN])
             self.slices = numbers["slices"]
         if self.slices:
             self.publish()
