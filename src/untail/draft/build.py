@@ -20,7 +20,8 @@ from untail.errors import ConfigError
 
 def resolved(config: DraftConfig) -> DraftConfig:
     """With every field written out, and without the drafters that it leaves out."""
-    configs = {name: DRAFTERS.get(name).Config for name in config.drafters}  # one left out has to be known, too
+    # One left out has to be known, too.
+    configs = {name: DRAFTERS.get(name, f"draft.drafters.{name}").Config for name in config.drafters}
     tables = {
         name: parse(configs[name], table, f"draft.drafters.{name}").model_dump(mode="json", exclude_none=True)
         for name, table in config.drafters.items()

@@ -1,7 +1,8 @@
 """A recipe's drafting, as the engine sees it: who guesses in a step, how deep, and what came of it.
 
-Invariant: whatever a drafter does wrong stays with it. One that raises leaves its sequence undrafted, and is counted;
-the engine hears of nothing but drafts.
+Invariant: whatever a drafter does wrong stays with it, is counted, and is said once. One that raises, or gives what is
+no draft, leaves its sequence undrafted; a draft that is longer than asked for is cut. The engine hears of nothing but
+drafts that it can try.
 """
 
 import time
@@ -13,6 +14,7 @@ from untail.draft.budget import Acceptance, spread
 from untail.draft.choose.base import OFF, Chooser, Outcome, Scene
 from untail.draft.training import DraftTraining
 from untail.engine.draft import NONE, Ask, Draft, Verified
+from untail.engine.notice import say_once
 from untail.engine.sequence import Sequence
 from untail.errors import UserError
 
@@ -30,7 +32,7 @@ class DraftCounts:
     drafted: int = 0
     accepted: int = 0
     unverified: int = 0  # tokens that nobody verified
-    failures: int = 0  # times that it raised
+    failures: int = 0  # times that it raised, or gave something else than was asked for
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Speculator:
 
     def attach(self, runner: "Runner", slots: int) -> None:
         self._slots = slots
+        self._vocab = runner.decoder.shape.vocab
         for name, drafter in self.drafters.items():
             try:
                 drafter.attach(runner)
@@ -140,8 +143,10 @@ class Speculator:
                 continue
             try:
                 draft = drafter.unverified(sequence)
-            except Exception:
-                self.counts[name].failures += 1
+                if draft is not None:
+                    self._refuse_what_is_none(draft)
+            except Exception as error:
+                self._failed(name, error)
                 continue
             if draft is not None:
                 self.counts[name].unverified += 1
@@ -164,23 +169,52 @@ class Speculator:
 
     def _ask(self, name: str, asks: list[Ask]) -> list[Draft]:
         """All at once; if that fails, one by one, so that only those go without whose draft it is that fails."""
-        drafter = self.drafters[name]
         try:
-            drafts = list(drafter.propose(asks))
-            if len(drafts) != len(asks) or not all(isinstance(draft, Draft) for draft in drafts):
-                raise TypeError(f"{name} gave no draft for each ask")
-            return drafts
-        except Exception:
+            drafts = list(self.drafters[name].propose(asks))
+            if len(drafts) != len(asks):
+                raise TypeError(f"it gave {len(drafts)} drafts for {len(asks)} sequences")
+        except Exception as error:
             if len(asks) == 1:
-                self.counts[name].failures += 1
+                self._failed(name, error)
                 return [NONE]
             return [draft for ask in asks for draft in self._ask(name, [ask])]
+        return [self._tried(name, ask, draft) for ask, draft in zip(asks, drafts, strict=True)]
+
+    def _tried(self, name: str, ask: Ask, draft: Draft) -> Draft:
+        """What of a draft can be tried."""
+        try:
+            self._refuse_what_is_none(draft)
+            if len(draft.tokens) > ask.most:
+                self._failed(name, ValueError(f"it drafted {len(draft.tokens)} tokens where {ask.most} were asked for"))
+                return Draft(draft.tokens[: ask.most])
+        except Exception as error:
+            self._failed(name, error)
+            return NONE
+        return draft
+
+    def _refuse_what_is_none(self, draft: Any) -> None:
+        """Plain ints of the vocabulary: of other kinds, not all compare and index alike."""
+        if not isinstance(draft, Draft) or not isinstance(draft.tokens, list):
+            raise TypeError(f"{draft!r:.80} is no Draft with a list of tokens")
+        for token in draft.tokens:
+            if type(token) is not int or not 0 <= token < self._vocab:
+                kind = type(token).__name__
+                raise ValueError(f"it drafted {token!r:.80} ({kind}), and a token is an int below {self._vocab}")
 
     def _tell(self, name: str, what: str, *about: Any) -> None:
         try:
             getattr(self.drafters[name], what)(*about)
-        except Exception:
-            self.counts[name].failures += 1
+        except Exception as error:
+            self._failed(name, error)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        counts = self.counts[name]
+        counts.failures += 1
+        if counts.failures == 1:
+            say_once(
+                f"draft.drafters.{name} failed: {type(error).__name__}: {error}; the run goes on, and its metrics "
+                "count the failures"
+            )
 
     def _count(self, name: str, result: Verified) -> None:
         counts = self.counts[name]

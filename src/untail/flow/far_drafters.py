@@ -5,12 +5,12 @@ update's weights, and every second in between.
 
 Invariant: an engine has a drafter's weights whole, and takes others between two turns. The learner is told how many
 sequences the engine on its device has, before that engine begins and whenever the number changes; where no engine is
-there, the device is idle whenever the learner waits.
+there, the device is idle whenever the learner waits. Whoever is being replaced is not called.
 """
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from untail.config import Recipe
 from untail.draft import build as drafting
@@ -41,7 +41,8 @@ class FarDrafters:
         self._running = 0  # sequences of the engine on the learner's device
         self._version = 0
         self._there: set[str] = set()  # drafters that engines have something of
-        self._bringing = asyncio.Lock()
+        self._lost: set[int] = set()  # engines that are being replaced
+        self._has_learner = True
         self._following: asyncio.Task[None] | None = None
 
     def meet(self, learner: OneWorker, engines: Sequence[OneWorker]) -> None:
@@ -65,32 +66,44 @@ class FarDrafters:
             self.tell()
 
     def tell(self) -> None:
-        """The learner, or another in its place."""
-        if self._learn:
+        """The learner how things stand."""
+        if self._learn and self._has_learner:
             self._learner.occupied(self._running / self._slots)
 
+    @contextmanager
+    def without_learner(self) -> Iterator[None]:
+        """Another is made in its place."""
+        self._has_learner = False
+        try:
+            yield
+        finally:
+            self._has_learner = True
+            self.tell()
+
+    def without_engine(self, number: int) -> None:
+        """Another is made in its place, until `bring_to`."""
+        self._lost.add(number)
+
+    async def bring_to(self, number: int) -> None:
+        """All there is, to an engine that is new."""
+        self._lost.discard(number)
+        await self._load(number, sorted(self._there))
+
     async def bring(self) -> None:
-        """What was learned since the last time, to all engines that are there."""
-        if not self._learn:
-            return
+        """What was learned since the last time, to all engines."""
         if self._following is not None and self._following.done():
             self._following.result()  # a fault of ours
-        async with self._bringing:
+        if self._learn and self._has_learner:
+            self._version += 1
             with suppress(WorkerLost):  # another learner goes on from its last update
-                learned = await self._learner.publish_drafters(self._version + 1)
-                self._version += 1
+                learned = await self._learner.publish_drafters(self._version)
                 self._there.update(learned)
-                await asyncio.gather(*(self._load(engine, learned) for engine in self._engines if engine.is_alive))
+                await asyncio.gather(*(self._load(number, learned) for number in range(len(self._engines))))
 
-    async def bring_to(self, engine: OneWorker) -> None:
-        """All there is, to one that is new."""
-        async with self._bringing:
-            await self._load(engine, sorted(self._there))
-
-    async def _load(self, engine: OneWorker, drafters: list[str]) -> None:
-        if drafters:
+    async def _load(self, number: int, drafters: list[str]) -> None:
+        if drafters and number not in self._lost:
             with suppress(WorkerLost):  # whoever revives it brings them
-                await engine.load_drafters(drafters)
+                await self._engines[number].load_drafters(drafters)
 
     async def _follow(self) -> None:
         while True:

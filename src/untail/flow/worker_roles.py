@@ -122,6 +122,7 @@ class WorkerRoles(Roles):
 
     def _is_lost(self, number: int, why: str) -> None:
         self.controller.engine_is_lost(number, why)
+        self.drafters.without_engine(number)
         self._exchanging = []
         task = asyncio.create_task(self._revive(number))
         self._reviving.add(task)
@@ -143,10 +144,10 @@ class WorkerRoles(Roles):
         async with self._weights:
             self.seats[number].back()
             backend.revive(about.load)
-            if self.version:
-                with suppress(EngineLost):  # it is lost again, and is revived again
+            with suppress(EngineLost):  # it is lost again, and is revived again
+                if self.version:
                     await backend.load_weights(Published(), self.version)
-        await self.drafters.bring_to(worker)
+                await self.drafters.bring_to(number)
         self.controller.engine_is_back(number)
 
     async def _bring_weights(self, version: int) -> None:
@@ -297,10 +298,10 @@ class WorkerRoles(Roles):
     async def _replace_learner(self, version: int) -> dict[str, float] | None:
         """All ranks: those that are left wait for the one that is not. The figures of the next update, if that was made
         already."""
-        await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.learner))
-        await asyncio.to_thread(self._meet)
+        with self.drafters.without_learner():
+            await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.learner))
+            await asyncio.to_thread(self._meet)
         self._exchanging = []
-        self.drafters.tell()
         figures: list[dict[str, float] | None] = await self.learner.recover(version)
         return figures[0]
 

@@ -162,9 +162,12 @@ def test_the_learner_hears_of_the_engine_on_its_first_device_alone(mode, learner
             drafters.occupied(engine, running)
     slots = recipe.engine.max_seqs
     assert learner.told == ([0.0] if neighbour is None else [0.0, 1 / slots, 4 / slots, 0.0])
-    drafters.occupied(3, 2)
-    drafters.tell()
-    assert learner.told[-1] == 0.0, "another in its place is told how things stand"
+    told = len(learner.told)
+    with drafters.without_learner():
+        drafters.occupied(neighbour or 0, 3)
+        assert len(learner.told) == told, "it is not there"
+    share = 0.0 if neighbour is None else 3 / slots
+    assert learner.told[told:] == [share], "another in its place is told how things stand"
 
 
 def test_nobody_is_told_anything_where_nothing_learns():
