@@ -105,7 +105,7 @@ class Stepped(Spot):
         self.may, self.begun, self.pauses_in = threading.Semaphore(0), threading.Semaphore(0), None
         return self
 
-    def _slice(self, tokens):
+    def _slice(self, tokens, look):
         self.begun.release()
         self.may.acquire()
         self.slices += 1
@@ -197,6 +197,42 @@ def test_a_slice_that_was_about_to_begin_does_not(target, learned_from):
     spot.allow()
     spot._stint()
     assert spot.slices == 0
+
+
+@pytest.mark.parametrize("looks", range(8))
+def test_a_slice_is_given_up_between_any_two_passes_and_made_again_later(target, learned_from, looks, monkeypatch):
+    """Three passes there, the loss, three passes back, the optimizer: it looks before each."""
+    spot, undisturbed = make(target, learned_from), make(target, learned_from)
+    real = spot._look
+
+    def asked_back_after():
+        nonlocal looks
+        if looks == 0:
+            spot.pause()
+        looks -= 1
+        real()
+
+    monkeypatch.setattr(spot, "_look", asked_back_after)
+    before = weights(spot)
+    spot.allow()
+    spot._stint()
+    assert (spot.slices, spot.given_up, spot.failures) == (0, 1, 0)
+    assert looks == -1, "it looked once more after it was asked back"
+    assert spot.longest_wait > 0
+    assert same(before, weights(spot))
+    assert spot.fresh() is None
+    assert all(parameter.grad is None for parameter in spot.model.parameters())
+    for one in (spot, undisturbed):
+        one.run(2)
+    assert same(weights(undisturbed), weights(spot))
+
+
+def test_a_slice_that_nobody_asks_back_looks_eight_times(target, learned_from, monkeypatch):
+    spot, looks = make(target, learned_from), []
+    monkeypatch.setattr(spot, "_look", lambda: looks.append(1))
+    spot.allow()
+    assert spot._slice_if_allowed()
+    assert (spot.slices, len(looks)) == (1, 8)
 
 
 def test_a_slice_that_raises_is_counted_and_training_goes_on(target, learned_from, monkeypatch):
