@@ -45,7 +45,6 @@ class About:
     load: Load
     longest: int
     vocab: int
-    drafts: bool
     wants_past: bool
     one_step: bool  # a turn is never longer
 
@@ -77,9 +76,9 @@ class EngineWorker(Worker):
         self._hurry = threading.Event()
 
     def about(self) -> About:
-        limits, drafts = self.engine.limits, self.speculator
-        wants_past = drafts is not None and drafts.wants_past
-        return About(self.seat.load(), limits.longest, limits.vocab, drafts is not None, wants_past, self._one_step)
+        limits = self.engine.limits
+        wants_past = self.speculator is not None and self.speculator.wants_past
+        return About(self.seat.load(), limits.longest, limits.vocab, wants_past, self._one_step)
 
     def turn(self, orders: list[Order], stepping: bool) -> Turn:
         self._hurry.clear()
@@ -96,9 +95,6 @@ class EngineWorker(Worker):
 
     async def hurry(self) -> None:
         self._hurry.set()
-
-    def idle(self) -> None:
-        self.seat.idle()
 
     def join_exchange(self, address: str, rank: int, world: int) -> None:
         self._exchange = Exchange(address, rank, world)
@@ -170,8 +166,7 @@ class FarSeat:
             self.worker.hurry()
 
     def idle(self) -> None:
-        if self._about.drafts:
-            self.worker.idle()
+        """Whoever wants to know was told after the last turn (`occupied`)."""
 
     def back(self) -> None:
         self._lost = False

@@ -10,10 +10,14 @@ from tests.helpers.flowing import check_books, engine_is_there, small, train
 from tests.helpers.here_cluster import HereCluster
 from tests.unit.draft.adaptive.helpers import toy_target
 
+from untail.backends.base import EngineLost
+from untail.backends.seat import Turn
 from untail.config import FlowConfig
 from untail.draft.adaptive import spot
 from untail.flow import far_drafters
 from untail.flow.beside_learner import BesideLearner
+from untail.flow.engine_worker import About, FarSeat
+from untail.flow.failures import WorkerLost
 from untail.flow.far_drafters import FarDrafters
 from untail.flow.placement import place
 
@@ -138,6 +142,34 @@ def test_a_resumed_drafter_serves_at_once(tmp_path):
     Seen(tmp_path / "run", steps=2, flow__mode="local", **STEADY)
     Seen(tmp_path / "run", steps=3, interfere=interfere, flow__mode="disaggregated", **STEADY)
     assert drafting == [True]
+
+
+class Engine:
+    """Has three sequences after a turn, or dies."""
+
+    def __init__(self, told):
+        self.told, self.is_lost = told, False
+
+    async def turn(self, orders, stepping):
+        self.told.append("turn")
+        if self.is_lost:
+            raise WorkerLost("engine[0]", "it was killed")
+        return Turn(running=3)
+
+
+def test_what_runs_in_an_engine_is_told_before_it_begins_and_after_each_turn():
+    told: list = []
+    about = About(None, longest=64, vocab=9, wants_past=False, one_step=False)
+    seat = FarSeat(engine := Engine(told), about, lambda why: None, told.append)
+    asyncio.run(seat.turn([], stepping=True))
+    asyncio.run(seat.turn([], stepping=True))
+    assert told == [1, "turn", 3, 3, "turn", 3]
+    asyncio.run(seat.turn([], stepping=False))
+    assert told[6:] == ["turn", 3], "it begins nothing"
+    engine.is_lost = True
+    with pytest.raises(EngineLost):
+        asyncio.run(seat.turn([], stepping=True))
+    assert told[-1] == 0
 
 
 class Learner:
