@@ -78,9 +78,9 @@ class LearnerWorker(Worker):
         """Train on the batch, and publish what came of it under the step's number."""
         with self.beside.at_rest():
             figures = self.trainer.update(batch)
-            weights = self._weights()
+            whole = self._weights()
             figures |= self.beside.training.after_update()
-            self._publish(batch.step, weights, figures)
+            self._publish(batch.step, whole, figures)
             return figures
 
     def recover(self, version: int) -> dict[str, float] | None:
@@ -103,9 +103,9 @@ class LearnerWorker(Worker):
         return whole | drafted, {"trainer": numbers, "draft": drafters}
 
     def load_state_dict(self, tensors: dict[str, Tensor], state: dict[str, Any], version: int) -> None:
-        weights = self._load(tensors, state)
+        whole = self._load(tensors, state)
         if version:
-            self._publish(version, weights, {})
+            self._publish(version, whole, {})
 
     def export(self, folder: Path) -> None:
         """And the drafters that learned, beside it."""
@@ -125,19 +125,19 @@ class LearnerWorker(Worker):
         fitting = {name: spread_like(own[name], tensor) if name in own else tensor for name, tensor in tensors.items()}
         with self.beside.at_rest():
             self.trainer.load_state_dict(fitting, state["trainer"])
-            weights = self._weights()
+            whole = self._weights()
             self.beside.training.load_state_dict(tensors, state["draft"])
-            return weights
+            return whole
 
     def _weights(self) -> dict[str, Tensor]:
         """Whole, with rank 0; all ranks have to ask."""
         copied = ((name, tensor if self.world == 1 else tensor.clone()) for name, tensor in self.trainer.weights())
-        weights = self._first_has(copied)
-        self.beside.target_is(weights)
-        return weights
+        whole = self._first_has(copied)
+        self.beside.target_is(whole)
+        return whole
 
-    def _publish(self, version: int, weights: dict[str, Tensor], figures: dict[str, float]) -> None:
-        named = {POLICY: Tensors(weights)}
+    def _publish(self, version: int, whole: dict[str, Tensor], figures: dict[str, float]) -> None:
+        named = {POLICY: Tensors(whole)}
         if self._keeps_state:
             tensors, state = self.state_dict()
             named[STATE] = Tensors(tensors, {**state, "figures": figures})
