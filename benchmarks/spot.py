@@ -1,10 +1,12 @@
 """How soon the drafter's trainer gives the device back: `python benchmarks/spot.py OUT.json [MODEL...]`.
 
-It trains as on idle time, and is asked to stop at random moments; the wait is until the slice that runs is over. The
-first stints, in which it finds out how large a slice may be, do not count.
+It trains as on idle time, and is asked to stop at random moments; the wait is until the slice that runs is over or
+given up. The first stints, in which it finds out how large a slice may be, do not count. What else the machine had to
+do is told with it: on cores that others want, one operation takes as long as they let it.
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -52,7 +54,7 @@ def main(out: Path, models: list[str]) -> None:
         waits = waits_of(model)
         rows.append({"model": model, "median_ms": 1000 * median(waits), "most_ms": 1000 * max(waits), "n": len(waits)})
         print(rows[-1])
-    out.write_text(json.dumps({"rows": rows}) + "\n")
+    out.write_text(json.dumps({"cores": os.cpu_count(), "load": os.getloadavg()[0], "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

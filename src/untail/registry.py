@@ -49,10 +49,12 @@ class Registry(Generic[T]):
         load_plugins()
         return sorted(self._classes)
 
-    def get(self, name: str) -> type[T]:
+    def get(self, name: str, where: str = "") -> type[T]:
+        """`where` is the field that asks for it."""
         load_plugins()
         if name not in self._classes:
-            raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(name, self.names())}")
+            field = f"{where}: " if where else ""
+            raise ConfigError(f"{field}unknown {self.kind} {name!r}; {nearest(name, self.names())}")
         return self._classes[name]
 
     def build(self, table: dict[str, Any], where: str, *args: Any) -> T:
@@ -61,5 +63,5 @@ class Registry(Generic[T]):
         name = fields.pop("name", None)
         if name is None:
             raise ConfigError(f"{where} has no name; set {where}.name to one of: {', '.join(self.names())}")
-        cls: Any = self.get(str(name))
+        cls: Any = self.get(str(name), where)
         return cls(parse(cls.Config, fields, where), *args)

@@ -185,6 +185,28 @@ def test_without_a_profile_a_device_is_measured(tmp_path):
     check_books(outcome)
 
 
+@TWO_CORES
+@pytest.mark.parametrize(
+    ("recipe", "mode"),
+    [
+        ("untail", "disaggregated"),
+        *(
+            pytest.param(recipe, mode, marks=pytest.mark.slow)
+            for recipe, mode in (("untail", "collocated"), ("untail", "hybrid"), ("tlt", "disaggregated"))
+        ),
+    ],
+)
+def test_drafters_that_learn_run_in_every_mode(recipe, mode, tmp_path):
+    """In processes of their own; tests/unit/flow/test_far_drafters.py says what they learn and who gets it."""
+    changes = {"draft__drafters__adaptive__slices": 2, "flow__mode": mode, "flow__devices": 2}
+    outcome = train(small(recipe, steps=4, **changes), tmp_path / "run")
+    check_books(outcome)
+    assert outcome.metrics[-1]["learn"]["adaptive_slices"] > 0
+    assert outcome.metrics[-1]["learn"]["adaptive_failed_slices"] == 0
+    assert outcome.metrics[-1]["drafts"]["adaptive"]["failures"] == 0
+    assert (tmp_path / "run" / "drafter" / "config.json").exists()
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_mode(tmp_path):
     folder = tmp_path / "run"
@@ -213,10 +235,6 @@ REFUSED = {
     "an address without Ray": (
         ["flow.mode=collocated", "flow.address=10.0.0.1:6379"],
         'is an address of Ray; set flow.backend = "ray"',
-    ),
-    "a drafter that learns": (
-        ["flow.mode=collocated", "flow.devices=1", "draft.drafters.adaptive={}"],
-        "draft.drafters.adaptive learns from the learner's pass",
     ),
 }
 

@@ -66,3 +66,23 @@ def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
     hit = {event["id"] for event in outcome.all("segment") if event["why"] == "lost"}
     assert hit <= {event["id"] for event in outcome.all("resume")}
     assert sum(row["learn"].get("learners_lost", 0) for row in outcome.metrics) >= 1
+
+
+@pytest.mark.slow
+def test_drafters_learn_beside_the_learner_and_draft_in_engines_on_ray(tmp_path):
+    """Also where the learner was replaced."""
+
+    async def interfere(roles, step):
+        if step == 4:
+            await asyncio.to_thread(roles.learner[0].kill)
+
+    flow = {"flow__mode": "disaggregated", "flow__backend": "ray", "flow__devices": 2}
+    with ray_nodes(2, cpus=1):
+        recipe = small("untail", steps=4, draft__drafters__adaptive__slices=2, **flow)
+        outcome = train(recipe, tmp_path / "run", interfere)
+    check_books(outcome)
+    slices = [row["learn"]["adaptive_slices"] for row in outcome.metrics]
+    assert 0 < slices[-2] <= slices[-1], "another learner went on from what the first had learned by its last update"
+    drafted = [row["drafts"]["adaptive"] for row in outcome.metrics]
+    assert sum(row["drafted"] for row in drafted) > 0
+    assert sum(row["failures"] for row in drafted) == 0

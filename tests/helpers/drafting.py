@@ -78,7 +78,9 @@ class Always(Chooser):
 def let_guess(drafter: Drafter) -> None:
     """Also before it has learned anything. Pre: it is attached."""
     if isinstance(drafter, LearningDrafter):
-        drafter.spot.publish()
+        trainer = drafter.trainer(drafter.config, drafter.guesser.runner.decoder)
+        trainer.spot.publish()
+        drafter.load(trainer.fresh())
 
 
 def switching(*drafters: Drafter) -> Speculator:

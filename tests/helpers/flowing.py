@@ -66,6 +66,7 @@ def small(name: str | None = None, steps: int = 3, **changes: Any) -> Recipe:
 
 
 def train(recipe: Recipe, folder: Path, interfere: Interfere | None = None) -> Outcome:
+    """The run in the folder is gone on with, if there is one."""
     return asyncio.run(_train(recipe, folder, interfere))
 
 
@@ -73,11 +74,11 @@ async def _train(recipe: Recipe, folder: Path, interfere: Interfere | None) -> O
     model = load_model(recipe.model, "cpu")
     data = prepare(recipe, model.tokenizer, model.decoder.shape.context)
     roles = make_roles(recipe, model, data.rewards, data.prompts, data.partials)
-    run = Run.begin(folder, recipe)
+    run = Run.resume(folder, lambda tree: recipe) if folder.exists() else Run.begin(folder, recipe)
     training = Training(run, roles, data.held_out, lambda row: None, asyncio.Event())
     try:
         await training.begin()
-        for step in range(1, recipe.steps + 1):
+        for step in range(training.progress.step + 1, recipe.steps + 1):
             if interfere is not None:
                 await interfere(roles, step)
             assert await training.one_step()

@@ -47,6 +47,7 @@ class HereCluster:
         self.hub = Hub()
         self.link = Link(self.name, "driver", Way(self.hub, "driver"), 10.0)
         self.groups: dict[str, HereWorkers] = {}
+        self.made: list[Worker] = []
         self.loop = asyncio.new_event_loop()  # of all workers
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
@@ -65,6 +66,9 @@ class HereCluster:
         return {place.name: group.alive(place.rank) for group in self.groups.values() for place in group.places}
 
     def close(self) -> None:
+        """Also those that were killed: their threads are still here."""
+        for worker in self.made:
+            worker.close()
         self.hub.close()
         self.link.close()
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -81,6 +85,10 @@ class HereWorkers:
         self.hosts: dict[int, Host] = {}
         for rank in range(len(devices)):
             self.revive(rank)
+
+    def worker(self, rank: int) -> Any:
+        """The very object."""
+        return self.hosts[rank].worker
 
     def call(self, ranks: Sequence[int], method: str, about: Any, named: Any) -> "list[Future[Any]]":
         return [self._call(rank, method, pack((about, named))) for rank in ranks]
@@ -104,6 +112,7 @@ class HereWorkers:
         link = Link.__new__(Link)
         link.__dict__.update(self.cluster.link.__dict__, owner=place.name, carrier=way)
         self.hosts[rank].make(place, link, lambda: (self.what[0], way.unpack(self.what[1]))).result()
+        self.cluster.made.append(self.worker(rank))
         self.dead.discard(rank)
 
     def _call(self, rank: int, method: str, parcel: Any) -> "Future[Any]":

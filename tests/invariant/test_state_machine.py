@@ -103,6 +103,9 @@ class Guesses:
     def unverified(self, sequence):
         return None
 
+    def target_changed(self):
+        pass
+
     def end(self, sequence):
         self.alive.remove(sequence.id)
 

@@ -11,7 +11,6 @@ stands still while somebody is inside `clock.frozen()`, and while the backend is
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
@@ -362,8 +361,10 @@ class NativeBackend(SeatedBackend):
 
 def _sum_of(before: Load, now: Load) -> Load:
     """The counts of both; the pool is that of the one that is here."""
-    names = before.drafts.keys() | now.drafts.keys()
-    drafts = {name: Counter(before.drafts.get(name, {})) + Counter(now.drafts.get(name, {})) for name in names}
+    drafts = {
+        name: {key: count + before.drafts.get(name, {}).get(key, 0) for key, count in counts.items()}
+        for name, counts in now.drafts.items()
+    }
     counted = ("busy_s", "computed", "sampled", "recomputed", "preemptions", "overrun")
     counts = {name: getattr(before, name) + getattr(now, name) for name in counted}
     return replace(now, drafts=drafts, **counts)

@@ -39,6 +39,7 @@ class Turn:
     steps: list[tuple[int, float]] = field(default_factory=list)  # sequences if it only decoded, else 0; seconds a step
     has_work: bool = False
     in_flight: bool = False
+    running: int = 0  # sequences that are being computed
     load: Load | None = None
 
 
@@ -80,6 +81,7 @@ class Seat:
             if not self.engine.has_work or is_over(turn):
                 break
         turn.has_work, turn.in_flight, turn.load = self.engine.has_work, self.engine.in_flight, self.load()
+        turn.running = len(self.engine.scheduler.running)
         return turn
 
     def idle(self) -> None:

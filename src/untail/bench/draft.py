@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from untail.config import DraftConfig, EngineConfig
-from untail.draft.build import build
+from untail.draft.build import build, build_training
 from untail.draft.speculation import Speculator
 from untail.engine.attention.varlen import VarlenAttention
 from untail.engine.engine import Engine
@@ -125,14 +125,17 @@ class Contender:
         self.untimed = 1 if config.choose["name"] == "first" else TRIALS
         self.speculator: Speculator | None = build(config, seed=0)
         self.engine = Engine(decoder, ENGINE, speculation=self.speculator)
+        if self.speculator is not None:
+            self.speculator.training = build_training(config, decoder)
 
     def learn(self, work: Work) -> None:
         """What a run would have taught its drafters by now: the earlier responses."""
-        for drafter in self.speculator.learning if self.speculator else ():
-            for prompt, responses in work.past.items():
-                for response in responses:
-                    drafter.hear_pass(*passed_over(self.engine.decoder, prompt, response))
-            drafter.after_update()
+        if self.speculator is None or not self.speculator.training:
+            return
+        for prompt, responses in work.past.items():
+            for response in responses:
+                self.speculator.training.hear_pass(*passed_over(self.engine.decoder, prompt, response))
+        self.speculator.training.after_update()
 
     def seconds(self, work: Work, first_stream: int) -> float:
         for spec in work.specs(first_stream):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from untail.engine.runner import Runner
 
 
+Learned = dict[str, Any]
+"""Tensors by name: what a drafter that learns needs of its trainer."""
+
+
 class Drafter:
     """Override `propose`, and of the rest what is needed."""
 
@@ -57,19 +61,35 @@ class Drafter:
     def end(self, sequence: Sequence) -> None:
         """It left the engine."""
 
+    def target_changed(self) -> None:
+        """The target's weights are others now."""
+
 
 class LearningDrafter(Drafter):
-    """One that is trained while the run goes on. Beside the engine's thread, the learner calls `hear_pass`; everything
-    else here comes between two rollouts, but `occupied`."""
+    """One that is trained while the run goes on. What is here serves, beside the engine; what trains it (`trainer`)
+    lives beside the learner, in this process or in another."""
+
+    @classmethod
+    def trainer(cls, config: Any, target: Any) -> "DraftTrainer":
+        """Beside a target's weights: those that the learner moves."""
+        raise NotImplementedError
+
+    def load(self, learned: Learned) -> None:
+        """What its trainer has learned so far, whole: drafts are made with it from now on."""
+        raise NotImplementedError
+
+
+class DraftTrainer:
+    """What trains one drafter. The learner's thread calls it; `occupied` and `fresh` may come from any."""
 
     def start(self) -> None:
         """Train on idle time from now on."""
 
     def begin_rollout(self) -> None:
-        """Until `end_rollout` there may be idle time; what is idle between two rollouts is not the run's."""
+        """Until `end_rollout` there may be idle time; what is idle at other times is not the run's."""
 
     def occupied(self, share: float) -> None:
-        """What share of the engine's slots is busy, from any thread: below some, time is idle."""
+        """What share of the slots is busy of the engine on its device: below some, time is idle."""
 
     def end_rollout(self) -> None:
         """The target's weights may change from now on. Post: nothing is being trained."""
@@ -79,6 +99,10 @@ class LearningDrafter(Drafter):
 
     def after_update(self) -> None:
         """The target's weights have changed."""
+
+    def fresh(self) -> Learned | None:
+        """What it has learned, whole, unless that was fetched already."""
+        return None
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Its own weights and optimizer state as flat tensors, and numbers: what a checkpoint keeps."""
@@ -90,8 +114,8 @@ class LearningDrafter(Drafter):
     def export(self, folder: Path) -> None:
         """For other engines to load."""
 
-    def learned(self) -> dict[str, float]:
-        """Figures of its training, so far."""
+    def figures(self) -> dict[str, float]:
+        """Of its training, so far."""
         return {}
 
     def close(self) -> None:

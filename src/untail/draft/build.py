@@ -11,15 +11,17 @@ import untail.draft.history
 import untail.draft.layer_skip
 import untail.draft.ngram  # noqa: F401  (these five register what is in them)
 from untail.config import DraftConfig, parse
-from untail.draft.base import DRAFTERS, Drafter
+from untail.draft.base import DRAFTERS, Drafter, LearningDrafter
 from untail.draft.choose.base import CHOOSERS, Chooser
 from untail.draft.speculation import Speculator
+from untail.draft.training import DraftTraining
 from untail.errors import ConfigError
 
 
 def resolved(config: DraftConfig) -> DraftConfig:
     """With every field written out, and without the drafters that it leaves out."""
-    configs = {name: DRAFTERS.get(name).Config for name in config.drafters}  # one left out has to be known, too
+    # One left out has to be known, too.
+    configs = {name: DRAFTERS.get(name, f"draft.drafters.{name}").Config for name in config.drafters}
     tables = {
         name: parse(configs[name], table, f"draft.drafters.{name}").model_dump(mode="json", exclude_none=True)
         for name, table in config.drafters.items()
@@ -45,6 +47,19 @@ def build(config: DraftConfig, seed: int) -> Speculator | None:
             drafters[name] = DRAFTERS.build({**table, "name": name}, f"draft.drafters.{name}")
             drafters[name].name = name
     return Speculator(drafters, _chooser(config, seed)) if drafters else None
+
+
+def learning(config: DraftConfig) -> dict[str, type[LearningDrafter]]:
+    """The drafters that learn while a run goes on, by name."""
+    classes = {name: DRAFTERS.get(name) for name, table in config.drafters.items() if table is not False}
+    return {name: cls for name, cls in classes.items() if issubclass(cls, LearningDrafter)}
+
+
+def build_training(config: DraftConfig, target: Any) -> DraftTraining:
+    """Of all that learn, beside a target's weights (draft/adaptive/target.py)."""
+    tables: dict[str, Any] = config.drafters
+    parsed = lambda name, cls: parse(cls.Config, tables[name], f"draft.drafters.{name}")
+    return DraftTraining({name: cls.trainer(parsed(name, cls), target) for name, cls in learning(config).items()})
 
 
 def refuse_if_it_cannot(config: DraftConfig, can_draft: bool, backend: str) -> None:

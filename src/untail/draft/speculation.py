@@ -1,17 +1,20 @@
 """A recipe's drafting, as the engine sees it: who guesses in a step, how deep, and what came of it.
 
-Invariant: whatever a drafter does wrong stays with it. One that raises leaves its sequence undrafted, and is counted;
-the engine hears of nothing but drafts.
+Invariant: whatever a drafter does wrong stays with it, is counted, and is said once. One that raises, or gives what is
+no draft, leaves its sequence undrafted; a draft that is longer than asked for is cut. The engine hears of nothing but
+drafts that it can try.
 """
 
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from untail.draft.base import Drafter, LearningDrafter
+from untail.draft.base import Drafter, Learned
 from untail.draft.budget import Acceptance, spread
 from untail.draft.choose.base import OFF, Chooser, Outcome, Scene
+from untail.draft.training import DraftTraining
 from untail.engine.draft import NONE, Ask, Draft, Verified
+from untail.engine.notice import say_once
 from untail.engine.sequence import Sequence
 from untail.errors import UserError
 
@@ -29,7 +32,7 @@ class DraftCounts:
     drafted: int = 0
     accepted: int = 0
     unverified: int = 0  # tokens that nobody verified
-    failures: int = 0  # times that it raised
+    failures: int = 0  # times that it raised, or gave something else than was asked for
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Speculator:
         self.chooser = chooser
         self.counts = {name: DraftCounts() for name in drafters}
         self.wants_hidden = any(drafter.wants_hidden for drafter in drafters.values())
-        self.learning = [drafter for drafter in drafters.values() if isinstance(drafter, LearningDrafter)]
+        self.training = DraftTraining()  # of those that learn, if that is in this process
         self.goes_unverified = any(drafter.is_lossy(drafter.config) for drafter in drafters.values())
         self.wants_past = any(drafter.wants_past for drafter in drafters.values())
         self._acceptance = Acceptance()
@@ -58,6 +61,7 @@ class Speculator:
 
     def attach(self, runner: "Runner", slots: int) -> None:
         self._slots = slots
+        self._vocab = runner.decoder.shape.vocab
         for name, drafter in self.drafters.items():
             try:
                 drafter.attach(runner)
@@ -95,11 +99,20 @@ class Speculator:
 
     def occupied(self, running: int) -> None:
         """How many sequences the engine has to do with; from any thread."""
-        for drafter in self.learning:
-            drafter.occupied(running / self._slots)
+        self.training.occupied(running / self._slots)
+
+    def target_changed(self) -> None:
+        for name in self.drafters:
+            self._tell(name, "target_changed")
+
+    def load(self, learned: dict[str, Learned]) -> None:
+        """What drafters have learned, by name. Pre: on the engine's thread."""
+        for name, own in learned.items():
+            self._tell(name, "load", own)
 
     def propose(self, asks: list[Ask]) -> list[Draft]:
         began = time.perf_counter()
+        self.load(self.training.fresh())
         name = self._step.arm.drafter
         drafts = self._ask(name, asks)
         self._step.drafted = {ask.sequence.id for ask, draft in zip(asks, drafts, strict=True) if draft.tokens}
@@ -130,8 +143,10 @@ class Speculator:
                 continue
             try:
                 draft = drafter.unverified(sequence)
-            except Exception:
-                self.counts[name].failures += 1
+                if draft is not None:
+                    self._refuse_what_is_none(draft)
+            except Exception as error:
+                self._failed(name, error)
                 continue
             if draft is not None:
                 self.counts[name].unverified += 1
@@ -145,43 +160,61 @@ class Speculator:
         """What is saved next is what the chooser knows now. Pre: the engine computes nothing."""
         self._remembered = self.chooser.state()
 
-    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a checkpoint keeps: the tensors of drafters that learn, and what everybody knows beside them. Whether
-        or not the engine runs meanwhile."""
-        tensors: dict[str, Any] = {}
-        numbers: dict[str, Any] = {"chooser": self._remembered}
-        for drafter in self.learning:
-            own, numbers[drafter.name] = drafter.state_dict()
-            tensors |= {f"draft.{drafter.name}.{name}": tensor for name, tensor in own.items()}
-        return tensors, numbers
+    def state(self) -> dict[str, Any]:
+        """What the chooser knew when it was told to remember, as JSON. Whether or not the engine runs meanwhile."""
+        return self._remembered
 
-    def load_state_dict(self, tensors: dict[str, Any], numbers: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self.chooser.restore(numbers["chooser"])
-        for drafter in self.learning:
-            prefix = f"draft.{drafter.name}."
-            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            drafter.load_state_dict(own, numbers[drafter.name])
+    def restore(self, state: dict[str, Any]) -> None:
+        self.chooser.restore(state)
 
     def _ask(self, name: str, asks: list[Ask]) -> list[Draft]:
         """All at once; if that fails, one by one, so that only those go without whose draft it is that fails."""
-        drafter = self.drafters[name]
         try:
-            drafts = list(drafter.propose(asks))
-            if len(drafts) != len(asks) or not all(isinstance(draft, Draft) for draft in drafts):
-                raise TypeError(f"{name} gave no draft for each ask")
-            return drafts
-        except Exception:
+            drafts = list(self.drafters[name].propose(asks))
+            if len(drafts) != len(asks):
+                raise TypeError(f"it gave {len(drafts)} drafts for {len(asks)} sequences")
+        except Exception as error:
             if len(asks) == 1:
-                self.counts[name].failures += 1
+                self._failed(name, error)
                 return [NONE]
             return [draft for ask in asks for draft in self._ask(name, [ask])]
+        return [self._tried(name, ask, draft) for ask, draft in zip(asks, drafts, strict=True)]
+
+    def _tried(self, name: str, ask: Ask, draft: Draft) -> Draft:
+        """What of a draft can be tried."""
+        try:
+            self._refuse_what_is_none(draft)
+            if len(draft.tokens) > ask.most:
+                self._failed(name, ValueError(f"it drafted {len(draft.tokens)} tokens where {ask.most} were asked for"))
+                return Draft(draft.tokens[: ask.most])
+        except Exception as error:
+            self._failed(name, error)
+            return NONE
+        return draft
+
+    def _refuse_what_is_none(self, draft: Any) -> None:
+        """Plain ints of the vocabulary: of other kinds, not all compare and index alike."""
+        if not isinstance(draft, Draft) or not isinstance(draft.tokens, list):
+            raise TypeError(f"{draft!r:.80} is no Draft with a list of tokens")
+        for token in draft.tokens:
+            if type(token) is not int or not 0 <= token < self._vocab:
+                kind = type(token).__name__
+                raise ValueError(f"it drafted {token!r:.80} ({kind}), and a token is an int below {self._vocab}")
 
     def _tell(self, name: str, what: str, *about: Any) -> None:
         try:
             getattr(self.drafters[name], what)(*about)
-        except Exception:
-            self.counts[name].failures += 1
+        except Exception as error:
+            self._failed(name, error)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        counts = self.counts[name]
+        counts.failures += 1
+        if counts.failures == 1:
+            say_once(
+                f"draft.drafters.{name} failed: {type(error).__name__}: {error}; the run goes on, and its metrics "
+                "count the failures"
+            )
 
     def _count(self, name: str, result: Verified) -> None:
         counts = self.counts[name]

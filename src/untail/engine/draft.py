@@ -64,7 +64,8 @@ class Speculation(Protocol):
         ...
 
     def propose(self, asks: list[Ask]) -> list[Draft]:
-        """One for each, none longer than asked for. Pre: a subset of the last `depths`, in the same order."""
+        """One for each, none longer than asked for, of tokens that there are. Pre: a subset of the last `depths`,
+        in the same order."""
         ...
 
     def verified(self, results: list[Verified], seconds: float, mostly_decoded: bool, steps: int = 1) -> None:
@@ -79,6 +80,10 @@ class Speculation(Protocol):
 
     def end(self, sequence: Sequence) -> None:
         """It left the engine."""
+        ...
+
+    def target_changed(self) -> None:
+        """The target's weights are others now."""
         ...
 
     def figures(self) -> Mapping[str, Mapping[str, int]]:

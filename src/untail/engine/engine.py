@@ -215,6 +215,8 @@ class Engine:
         self._take_in(leave=0)
         weights.update(self.decoder, source, self.version, version)
         self.version = self.prefix.version = version
+        if self.speculation is not None:
+            self.speculation.target_changed()
         if self.config.kv_after_update == "recompute":
             self.scheduler.evict_all(for_update=True)
         else:
@@ -407,10 +409,8 @@ class Engine:
             work.drafts.extend(self._usable(draft.tokens[: work.lookahead], work.sequence))
 
     def _usable(self, draft: list[int], sequence: Sequence) -> list[int]:
-        """Nothing follows a stop token, and nothing that is no token is tried."""
+        """Nothing follows a stop token."""
         for place, token in enumerate(draft):
-            if not 0 <= token < self.limits.vocab:
-                return draft[:place]
             if token in sequence.spec.sampling.stop_ids:
                 return draft[: place + 1]
         return draft

@@ -6,7 +6,9 @@ from torch.distributed import ProcessGroup
 
 from untail.config import Recipe
 from untail.draft import build as drafting
+from untail.draft.adaptive.target import Target
 from untail.draft.speculation import Speculator
+from untail.draft.training import DraftTraining
 from untail.engine.engine import Engine
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.load import LoadedModel
@@ -27,6 +29,11 @@ def build_engine(recipe: Recipe, model: LoadedModel) -> tuple[Engine, Speculator
     engine = Engine(model.decoder, config, decode, speculator)
     engine.warm_up()
     return engine, speculator
+
+
+def build_draft_training(recipe: Recipe, target: Target) -> DraftTraining:
+    """Of the drafters that learn, beside the learner's weights; in deterministic mode nothing is drafted."""
+    return DraftTraining() if recipe.deterministic else drafting.build_training(recipe.draft, target)
 
 
 def build_trainer(

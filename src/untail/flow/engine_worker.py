@@ -22,6 +22,7 @@ from untail.engine.weights import Source
 from untail.flow.build import build_engine
 from untail.flow.exchange import Exchange
 from untail.flow.failures import WorkerLost
+from untail.flow.far_drafters import name_of
 from untail.flow.link import Link
 from untail.flow.peer import portable
 from untail.flow.weights import fetch
@@ -44,7 +45,6 @@ class About:
     load: Load
     longest: int
     vocab: int
-    drafts: bool
     wants_past: bool
     one_step: bool  # a turn is never longer
 
@@ -76,9 +76,9 @@ class EngineWorker(Worker):
         self._hurry = threading.Event()
 
     def about(self) -> About:
-        limits, drafts = self.engine.limits, self.speculator
-        wants_past = drafts is not None and drafts.wants_past
-        return About(self.seat.load(), limits.longest, limits.vocab, drafts is not None, wants_past, self._one_step)
+        limits = self.engine.limits
+        wants_past = self.speculator is not None and self.speculator.wants_past
+        return About(self.seat.load(), limits.longest, limits.vocab, wants_past, self._one_step)
 
     def turn(self, orders: list[Order], stepping: bool) -> Turn:
         self._hurry.clear()
@@ -96,15 +96,17 @@ class EngineWorker(Worker):
     async def hurry(self) -> None:
         self._hurry.set()
 
-    def idle(self) -> None:
-        self.seat.idle()
-
     def join_exchange(self, address: str, rank: int, world: int) -> None:
         self._exchange = Exchange(address, rank, world)
 
     def receive_weights(self) -> None:
         """What the learner sends now; `load_weights` uses it."""
         self.seat.received = self._exchange.receive()
+
+    def load_drafters(self, drafters: list[str]) -> None:
+        """What these have learned, as it was published last."""
+        assert self.speculator is not None
+        self.speculator.load({name: dict(fetch(self._link, name_of(name))[1].tensors) for name in drafters})
 
     def capacity(self) -> float:
         """Bytes that its device holds."""
@@ -125,20 +127,28 @@ class EngineWorker(Worker):
 class FarSeat:
     """A worker's seat. Once its worker is lost it takes no more turns, until it is `back`."""
 
-    def __init__(self, worker: OneWorker, about: About, is_lost: Callable[[str], None]):
-        """`is_lost` hears of it once."""
+    def __init__(
+        self, worker: OneWorker, about: About, is_lost: Callable[[str], None], occupied: Callable[[int], None]
+    ):
+        """`is_lost` hears of it once; `occupied`, of how many sequences run there, and before one begins to."""
         self.worker = worker
         self._about = about
         self._is_lost = is_lost
+        self._occupied = occupied
+        self._running = 0
         self._may_hurry = False
         self._lost = False
 
     async def turn(self, orders: list[Order], stepping: bool) -> Turn:
         self._may_hurry = not self._about.one_step
+        if stepping:
+            self._runs(max(1, self._running))
         try:
             turn: Turn = await self.worker.turn(orders, stepping)
+            self._runs(turn.running)
             return turn
         except WorkerLost as error:
+            self._runs(0)
             if not self._lost:
                 self._lost = True
                 self._is_lost(str(error))
@@ -146,14 +156,17 @@ class FarSeat:
         finally:
             self._may_hurry = False
 
+    def _runs(self, running: int) -> None:
+        self._running = running
+        self._occupied(running)
+
     def hurry(self) -> None:
         if self._may_hurry:
             self._may_hurry = False
             self.worker.hurry()
 
     def idle(self) -> None:
-        if self._about.drafts:
-            self.worker.idle()
+        """Whoever wants to know was told after the last turn (`occupied`)."""
 
     def back(self) -> None:
         self._lost = False

@@ -19,6 +19,7 @@ from untail.engine import weights
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import load_model
 from untail.errors import UserError, WeightsError
+from untail.flow.beside_learner import BesideLearner
 from untail.flow.build import build_trainer
 from untail.flow.engine_worker import POLICY
 from untail.flow.exchange import Exchange
@@ -35,14 +36,15 @@ class LearnerWorker(Worker):
         self.recipe = recipe
         self.model = load_model(recipe.model, recipe.engine.device, recipe.engine.dtype)
         self._keeps_state = recipe.flow.recover
+        self.beside = BesideLearner(recipe, self.model.decoder, self.rank, self.world)
         if self.world == 1:
-            self.trainer = build_trainer(recipe, self.model.decoder)
+            self.trainer = build_trainer(recipe, self.model.decoder, self.beside.hear)
 
     def meet(self, address: str) -> None:
         """All ranks, where rank 0's host has this address free; before anything else."""
         backend = "nccl" if self.model.decoder.embed.is_cuda else "gloo"
         dist.init_process_group(backend, init_method=f"tcp://{address}", rank=self.rank, world_size=self.world)
-        self.trainer = build_trainer(self.recipe, self.model.decoder, group=dist.group.WORLD)
+        self.trainer = build_trainer(self.recipe, self.model.decoder, self.beside.hear, dist.group.WORLD)
 
     def join_exchange(self, address: str, rank: int, world: int) -> None:
         self._exchange = Exchange(address, rank, world)
@@ -51,20 +53,41 @@ class LearnerWorker(Worker):
         """What was published as this version, to all members of the exchange. Rank 0 alone."""
         self._exchange.send(version, fetch(self._link, POLICY, version)[1].tensors)
 
+    async def occupied(self, share: float) -> None:
+        """What share of its slots is busy of the engine on this device: where few are, drafters learn."""
+        self.beside.training.occupied(share)
+
+    def publish_drafters(self, version: int) -> list[str]:
+        """What drafters have learned since the last time; which have. Rank 0 alone."""
+        return self.beside.publish(self._link, version)
+
+    def onload(self) -> None:
+        self.beside.onload()
+
+    def offload(self) -> None:
+        self.beside.offload()
+
+    def close(self) -> None:
+        self.beside.training.close()
+
     def footprint(self) -> float:
         """Weights, gradients and two moments; activations come and go."""
         return 4.0 * sum(parameter.nbytes for parameter in self.model.decoder.parameters()) / self.world
 
     def learn(self, portion: Batch) -> float:
         """Some groups of a batch, ahead of the others; the seconds that it took."""
-        return self.trainer.learn(portion)
+        with self.beside.at_rest():
+            return self.trainer.learn(portion)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Train on the batch, or on what is left of it after its portions, and publish what came of it under the step's
         number."""
-        figures = self.trainer.update(batch)
-        self._publish(batch.step, figures)
-        return figures
+        with self.beside.at_rest():
+            figures = self.trainer.update(batch)
+            whole = self._weights()
+            figures |= self.beside.training.after_update()
+            self._publish(batch.step, whole, figures)
+            return figures
 
     def recover(self, version: int) -> dict[str, float] | None:
         """Be as the learner was that published `version`; 0 is how everybody begins. If it had published the next one
@@ -72,7 +95,7 @@ class LearnerWorker(Worker):
         for wanted in (version + 1, version):
             with suppress(WeightsError):
                 _, found = fetch(self._link, STATE, wanted)
-                self._load(dict(found.tensors), found.numbers["trainer"])
+                self._load(dict(found.tensors), found.numbers)
                 return found.numbers["figures"] if wanted > version else None
         if version:
             raise UserError(f"the learner's state after step {version} is nowhere; go on from a checkpoint: --resume")
@@ -81,14 +104,18 @@ class LearnerWorker(Worker):
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Of rank 0, whole; of the others nothing."""
         tensors, numbers = self.trainer.state_dict()
-        return self._first_has((name, whole_of(tensor)) for name, tensor in tensors.items()), numbers
+        drafted, drafters = self.beside.training.state_dict()
+        whole = self._first_has((name, whole_of(tensor)) for name, tensor in tensors.items())
+        return whole | drafted, {"trainer": numbers, "draft": drafters}
 
-    def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any], version: int) -> None:
-        self._load(tensors, numbers)
+    def load_state_dict(self, tensors: dict[str, Tensor], state: dict[str, Any], version: int) -> None:
+        whole = self._load(tensors, state)
         if version:
-            self._publish(version, {})
+            self._publish(version, whole, {})
 
     def export(self, folder: Path) -> None:
+        """And the drafters that learned, beside it."""
+        self.beside.training.export(folder.parent / "drafter")
         if self.world == 1:
             save_folder(self.model.decoder, self.model.tokenizer, folder)
             return
@@ -98,17 +125,28 @@ class LearnerWorker(Worker):
             weights.update(whole.decoder, learned, 0, 1)
             save_folder(whole.decoder, whole.tokenizer, folder)
 
-    def _load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> dict[str, Tensor]:
+        """Weights as they are then."""
         own, _ = self.trainer.state_dict()
         fitting = {name: spread_like(own[name], tensor) if name in own else tensor for name, tensor in tensors.items()}
-        self.trainer.load_state_dict(fitting, numbers)
+        with self.beside.at_rest():
+            self.trainer.load_state_dict(fitting, state["trainer"])
+            whole = self._weights()
+            self.beside.training.load_state_dict(tensors, state["draft"])
+            return whole
 
-    def _publish(self, version: int, figures: dict[str, float]) -> None:
+    def _weights(self) -> dict[str, Tensor]:
+        """Whole, with rank 0; all ranks have to ask."""
         copied = ((name, tensor if self.world == 1 else tensor.clone()) for name, tensor in self.trainer.weights())
-        named = {POLICY: Tensors(self._first_has(copied))}
+        whole = self._first_has(copied)
+        self.beside.target_is(whole)
+        return whole
+
+    def _publish(self, version: int, whole: dict[str, Tensor], figures: dict[str, float]) -> None:
+        named = {POLICY: Tensors(whole)}
         if self._keeps_state:
-            tensors, numbers = self.state_dict()
-            named[STATE] = Tensors(tensors, {"trainer": numbers, "figures": figures})
+            tensors, state = self.state_dict()
+            named[STATE] = Tensors(tensors, {**state, "figures": figures})
         if self.rank == 0:
             publish(self._link, version, named)
 

@@ -16,11 +16,10 @@ from untail.backends.native import NativeBackend
 from untail.config import Recipe
 from untail.engine.models.folder import save_folder
 from untail.engine.models.load import LoadedModel
-from untail.flow.build import build_engine, build_trainer
+from untail.flow.build import build_draft_training, build_engine, build_trainer
 from untail.flow.in_turn import InTurn, build_beside
 from untail.flow.role_base import Judge, Roles, Tables
 from untail.learn.memory import gauge_of
-from untail.learn.pack import MicroBatch
 from untail.rollout.certain import Give
 from untail.rollout.stage import Emit
 from untail.types import Batch, Prompt
@@ -45,26 +44,25 @@ class LocalRoles(LocalJudge, Roles):
         partials: Tables | None = None,
     ):
         super().__init__(recipe, model, rewards, prompts, partials)
-        self.drafters = self.speculator.learning if self.speculator is not None else []
-        hear = self._tell_drafters if self.drafters else None
+        self.drafters = build_draft_training(recipe, model.decoder)
+        if self.speculator is not None:
+            self.speculator.training = self.drafters
+        hear = self.drafters.hear_pass if self.drafters else None
         self.trainer = build_beside(self.backend.engine, partial(build_trainer, recipe, model.decoder, hear))
         self._in_turn = InTurn(self.backend, self.trainer, gauge_of(model.decoder.embed.device))
 
     async def begin(self, folder: Path, is_new: bool) -> None:
         await super().begin(folder, is_new)
-        for drafter in self.drafters:
-            drafter.start()
-            self.to_close.callback(drafter.close)
+        self.drafters.start()
+        self.to_close.callback(self.drafters.close)
 
     async def sample(self, step: int, emit: Emit, version: int, give: Give) -> None:
         """Drafters learn meanwhile, and have ended when all groups are there."""
-        for drafter in self.drafters:
-            drafter.begin_rollout()
+        self.drafters.begin_rollout()
         try:
             await super().sample(step, emit, version, give)
         finally:
-            for drafter in self.drafters:
-                await self.aside(drafter.end_rollout)
+            await self.aside(self.drafters.end_rollout)
 
     async def update(self, batch: Batch) -> dict[str, float]:
         await self.backend.pause("keep")
@@ -76,15 +74,7 @@ class LocalRoles(LocalJudge, Roles):
 
     def _update(self, batch: Batch) -> dict[str, float]:
         """Drafters hear the learner's pass."""
-        figures = self.trainer.update(batch)
-        for drafter in self.drafters:
-            drafter.after_update()
-            figures |= {f"{drafter.name}_{name}": value for name, value in drafter.learned().items()}
-        return figures
-
-    def _tell_drafters(self, micro: MicroBatch, hidden_TD: Tensor) -> None:
-        for drafter in self.drafters:
-            drafter.hear_pass(micro, hidden_TD)
+        return self.trainer.update(batch) | self.drafters.after_update()
 
     def remember(self) -> None:
         super().remember()
@@ -93,19 +83,19 @@ class LocalRoles(LocalJudge, Roles):
 
     async def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, numbers = self.trainer.state_dict()
-        if self.speculator is None:
-            return tensors, {"trainer": numbers}
-        drafted, state = self.speculator.state_dict()
+        drafted, state = self.drafters.state_dict()
+        if self.speculator is not None:
+            state["chooser"] = self.speculator.state()
         return tensors | drafted, {"trainer": numbers, "draft": state}
 
     async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self.trainer.load_state_dict(tensors, state["trainer"])
-        if self.speculator is not None and "draft" in state:  # engines in workers keep theirs to themselves
-            self.speculator.load_state_dict(tensors, state["draft"])
+        self.drafters.load_state_dict(tensors, state["draft"])
+        if self.speculator is not None and "chooser" in state["draft"]:  # those of engines in workers are not saved
+            self.speculator.restore(state["draft"]["chooser"])
         if step:
             await self.backend.load_weights(None, step)
 
     async def write_model(self, folder: Path) -> None:
         await self.aside(save_folder, self.model.decoder, self.model.tokenizer, folder)
-        for drafter in self.drafters:
-            await self.aside(drafter.export, folder.parent / "drafter")
+        await self.aside(self.drafters.export, folder.parent / "drafter")

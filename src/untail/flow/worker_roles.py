@@ -26,6 +26,7 @@ from untail.flow.channel import Channel
 from untail.flow.cluster import Cluster
 from untail.flow.engine_worker import EngineWorker, FarSeat, Published
 from untail.flow.failures import FlowError, WorkerFailed, WorkerLost
+from untail.flow.far_drafters import FarDrafters
 from untail.flow.handle import Handle
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.placement import lead_of, place, refuse_what_cannot_be, staleness_of
@@ -55,10 +56,12 @@ class WorkerRoles(Roles):
         self.auto = auto
         self.placement = place(recipe.flow, cluster.devices) if auto is None else auto.place(cluster.devices)
         self._refuse(recipe)
+        self.drafters = FarDrafters(recipe, self.placement)
         super().__init__(recipe, model, rewards, prompts, partials)
         ranks = [[device] for device in self.placement.learner]
         self.learner = cluster.group(LearnerWorker, recipe, devices=ranks, name="learner")
         self._meet()
+        self.drafters.meet(self.learner[0], self.workers)
         self.version = 0  # of the weights that the engines have
         self._weights = asyncio.Lock()  # one at a time brings weights to engines
         self._turns = Turns(cluster, self._capacity())
@@ -91,11 +94,6 @@ class WorkerRoles(Roles):
                 f"deterministic = true needs one engine, and flow.devices gives {engines}: which of them is faster "
                 "decides what is sampled together; lower flow.devices"
             )
-        if "adaptive" in {name for name, table in recipe.draft.drafters.items() if table is not False}:
-            raise ConfigError(
-                "draft.drafters.adaptive learns from the learner's pass in the engine's own process, and flow.mode = "
-                f'"{recipe.flow.mode}" has them apart; take flow.mode = "local", or --set draft.drafters.adaptive=false'
-            )
 
     # ---- engines ----------------------------------------------------------------------------------------------
 
@@ -110,7 +108,10 @@ class WorkerRoles(Roles):
         abouts = [about for group in groups for about in group.about().wait()]
         self.longest, self.vocab, self.wants_past = abouts[0].longest, abouts[0].vocab, abouts[0].wants_past
         there = list(zip(self.workers, abouts, strict=True))
-        self.seats = [FarSeat(worker, about, partial(self._is_lost, n)) for n, (worker, about) in enumerate(there)]
+        self.seats = [
+            FarSeat(worker, about, partial(self._is_lost, n), partial(self.drafters.occupied, n))
+            for n, (worker, about) in enumerate(there)
+        ]
         clock = lambda: StepClock() if self.recipe.deterministic else None
         self._seated = [
             SeatedBackend(seat, about.load, clock()) for seat, about in zip(self.seats, abouts, strict=True)
@@ -123,6 +124,7 @@ class WorkerRoles(Roles):
 
     def _is_lost(self, number: int, why: str) -> None:
         self.controller.engine_is_lost(number, why)
+        self.drafters.without_engine(number)
         self._exchanging = []
         task = asyncio.create_task(self._revive(number))
         self._reviving.add(task)
@@ -144,9 +146,10 @@ class WorkerRoles(Roles):
         async with self._weights:
             self.seats[number].back()
             backend.revive(about.load)
-            if self.version:
-                with suppress(EngineLost):  # it is lost again, and is revived again
+            with suppress(EngineLost):  # it is lost again, and is revived again
+                if self.version:
                     await backend.load_weights(Published(), self.version)
+                await self.drafters.bring_to(number)
         self.controller.engine_is_back(number)
 
     async def _bring_weights(self, version: int) -> None:
@@ -226,12 +229,14 @@ class WorkerRoles(Roles):
 
     async def begin(self, folder: Path, is_new: bool) -> None:
         await super().begin(folder, is_new)
+        self.drafters.follow()
         self.to_close.push_async_callback(self._stop)
 
     async def _stop(self) -> None:
         if self._ahead is not None:
             await self._ahead.close()
         await self._portions.close()
+        await self.drafters.close()
         for task in self._reviving:
             task.cancel()
         await self._engines_go()
@@ -272,6 +277,7 @@ class WorkerRoles(Roles):
         async with self._learners_turn():
             figures = await self._learn(batch)
         await self._bring_weights(batch.step)
+        await self.drafters.bring()
         return figures
 
     async def _pause(self) -> None:
@@ -300,8 +306,9 @@ class WorkerRoles(Roles):
         """All ranks: those that are left wait for the one that is not. The figures of the next update, if that was made
         already."""
         self._portions.forget()
-        await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.learner))
-        await asyncio.to_thread(self._meet)
+        with self.drafters.without_learner():
+            await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.learner))
+            await asyncio.to_thread(self._meet)
         self._exchanging = []
         figures: list[dict[str, float] | None] = await self.learner.recover(version)
         return figures[0]
@@ -323,14 +330,16 @@ class WorkerRoles(Roles):
         return False
 
     async def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, numbers = (await self.learner.state_dict())[0]
-        return tensors, {"trainer": numbers}
+        learned: tuple[dict[str, Tensor], dict[str, Any]] = (await self.learner.state_dict())[0]
+        return learned
 
     async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        await self.learner.load_state_dict(tensors, state["trainer"], step)
+        own = {"trainer": state["trainer"], "draft": state["draft"]}
+        await self.learner.load_state_dict(tensors, own, step)
         if step:
             await self._engines_come()
             await self._bring_weights(step)
+        await self.drafters.bring()
 
     async def write_model(self, folder: Path) -> None:
         await self.learner.export(folder)

@@ -47,7 +47,7 @@ class Rules:
 def rules_of(config: LearnConfig, longest: int) -> Rules:
     """`longest` is the longest response that the recipe allows."""
     for name in config.masks:
-        MASKS.get(name)  # one left out has to be known, too
+        MASKS.get(name, f"learn.masks.{name}")  # one left out has to be known, too
     advantage = ADVANTAGES.build(config.advantage, "learn.advantage", longest)
     for field in ("critic", "bridge"):
         if getattr(config, field) is not None and not advantage.needs_values:

@@ -49,7 +49,8 @@ RESTS: dict[Rest, str] = {
 def resolved(recipe: Recipe) -> Recipe:
     """The recipe with every field of its mechanisms and its environment written out, and without those mechanisms that
     it leaves out. What contradicts itself is refused here, before anything is loaded."""
-    configs = {name: MECHANISMS.get(name).Config for name in recipe.mechanisms}  # one left out has to be known, too
+    # One left out has to be known, too.
+    configs = {name: MECHANISMS.get(name, f"mechanisms.{name}").Config for name in recipe.mechanisms}
     tables = {
         name: parse(configs[name], table, f"mechanisms.{name}").model_dump(mode="json", exclude_none=True)
         for name, table in recipe.mechanisms.items()
@@ -92,7 +93,7 @@ class Mechanisms:
         """`tables` as in the recipe: by name, in the order in which they are asked."""
         self.by_name: dict[str, Mechanism] = {}
         for name, table in tables.items():
-            MECHANISMS.get(name)
+            MECHANISMS.get(name, f"mechanisms.{name}")
             if table is not False:
                 self.by_name[name] = MECHANISMS.build({**table, "name": name}, f"mechanisms.{name}")
                 self.by_name[name].name = name

@@ -1,5 +1,6 @@
 """What a drafter does wrong stays with it, and everything is counted."""
 
+import numpy as np
 import pytest
 from tests.helpers.drafting import Knowing, Raising, always, switching
 from tests.helpers.running import finish, spec
@@ -64,16 +65,50 @@ class Careless(Drafter):
     def __init__(self, draft):
         super().__init__(None)
         self.draft = draft
+        self.asked = 0
 
     def propose(self, asks):
+        self.asked += len(asks)
         return [Draft(self.draft) for _ in asks]
 
 
-@pytest.mark.parametrize("draft", [[5] * 500, [-1, 3], [10**6], [3, -7, 3]])
-def test_drafts_past_the_budget_and_what_is_no_token_are_cut(decoder, plain, draft):
-    _, results = run(decoder, always(Careless(draft), depth=9))
+def test_drafts_past_what_was_asked_for_are_cut_and_counted(decoder, plain):
+    engine, results = run(decoder, always(Careless([5] * 500), depth=9))
     assert {name: chunk.tokens for name, chunk in results.items()} == plain
     assert all(chunk.end == "boundary" and len(chunk.tokens) == 30 for chunk in results.values())
+    counts = engine.speculation.figures()["careless"]
+    assert counts["failures"] == counts["proposals"] > 0
+    assert counts["drafted"] <= 9 * counts["proposals"]
+
+
+NO_DRAFTS = [[-1, 3], [10**6], [3, -7, 3], [3, 2.0], [True], ["3"], [None], [np.int64(3)], (3, 4), None, 3, "33"]
+
+
+@pytest.mark.parametrize("draft", NO_DRAFTS, ids=repr)
+def test_what_is_no_draft_is_counted_and_its_sequence_goes_on_undrafted(decoder, plain, draft):
+    careless = Careless(draft)
+    engine, results = run(decoder, always(careless, depth=9))
+    assert {name: chunk.tokens for name, chunk in results.items()} == plain
+    assert engine.counts.drafted == 0
+    assert engine.speculation.figures()["careless"]["failures"] == careless.asked > 0
+
+
+def test_one_bad_draft_costs_the_others_nothing(decoder, plain, knowing, capsys):
+    real, asked = knowing.guess, []
+
+    def guess(ask):
+        asked.append(ask.sequence.id)
+        return [10**6] if ask.sequence.id == "b" else real(ask)
+
+    knowing.guess = guess
+    knowing.name = "half_right"  # nobody was told of one of this name
+    engine, results = run(decoder, always(knowing, depth=4))
+    assert {name: chunk.tokens for name, chunk in results.items()} == plain
+    counts = engine.speculation.figures()["half_right"]
+    assert counts["failures"] == asked.count("b") > 0
+    assert counts["accepted"] == counts["drafted"] > 0
+    said = capsys.readouterr().err
+    assert said.count("draft.drafters.half_right failed: ValueError: it drafted 1000000 (int)") == 1
 
 
 def test_nothing_is_tried_behind_a_stop_token(decoder):
@@ -110,9 +145,12 @@ def test_a_recipe_that_drafts_on_a_backend_that_cannot_is_refused():
 
 def test_unknown_drafters_fields_and_choosers_are_named():
     for fields, message in (
-        ({"drafters": {"histroy": {}}}, "unknown drafter 'histroy'; did you mean 'history'"),
+        ({"drafters": {"histroy": {}}}, r"draft.drafters.histroy: unknown drafter 'histroy'; did you mean 'history'\?"),
+        ({"drafters": {"foo": False}}, "draft.drafters.foo: unknown drafter 'foo'; known: adaptive, history, "),
         ({"drafters": {"ngram": {"longst": 3}}}, "unknown key 'draft.drafters.ngram.longst'"),
-        ({"choose": "bandid"}, "unknown chooser 'bandid'"),
+        ({"choose": "bandid"}, r"draft.choose: unknown chooser 'bandid'; did you mean 'bandit'\? known: bandit, "),
+        ({"choose": {"name": "first", "dept": 3}}, r"unknown key 'draft.choose.dept'; did you mean 'depth'\?"),
+        ({"choose": {"depth": 3}}, "draft.choose has no name; set draft.choose.name to one of: bandit, first, formula"),
     ):
         with pytest.raises(ConfigError, match=message):
             drafting.resolved(DraftConfig(**fields))

@@ -5,8 +5,10 @@ import torch
 from tests.helpers.flowing import small
 from tests.unit.learn.helpers import group
 
+from untail.draft.adaptive.export import load
 from untail.engine.models.load import load_model
 from untail.flow.engine_worker import POLICY
+from untail.flow.far_drafters import name_of
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.local import LocalCluster
 from untail.flow.weights import fetch
@@ -27,8 +29,8 @@ def cluster():
     made.close()
 
 
-def learner(cluster, world, name):
-    made = cluster.group(LearnerWorker, RECIPE, devices=[cluster.devices[:1]] * world, name=name)
+def learner(cluster, world, name, recipe=RECIPE):
+    made = cluster.group(LearnerWorker, recipe, devices=[cluster.devices[:1]] * world, name=name)
     if world > 1:
         made.meet(made[0].free_address().wait()).wait(60)
     return made
@@ -58,3 +60,25 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_other(cluster
     two.export(tmp_path / "model").wait(60)
     exported = load_model(str(tmp_path / "model"), "cpu").decoder
     torch.testing.assert_close(exported.embed, theirs["model.embed_tokens.weight"])
+
+
+@pytest.mark.slow
+def test_the_first_of_two_ranks_trains_the_drafter_beside_whole_ends_of_the_target(cluster, tmp_path):
+    settings = {"draft__drafters__adaptive__slices": 2, "draft__drafters__adaptive__idle_below": 0}
+    two = learner(cluster, 2, "drafting", small(learn__lr=1e-3, learn__max_drift=1e30, **settings))
+    # Later steps than any that the other test publishes.
+    figures = [two.update(Batch(10 + batch.step, batch.groups)).wait(60) for batch in BATCHES]
+    assert [first["adaptive_slices"] for first, _ in figures] == [2, 4]
+    assert figures[-1][0]["adaptive_skipped_slices"] == 0
+    assert not any(name.startswith("adaptive") for name in figures[-1][1])
+    assert two[0].publish_drafters(1).wait(60) == ["adaptive"]
+    assert two[0].publish_drafters(2).wait(60) == [], "nothing was learned since"
+    link = two._caller.cluster.link
+    published = fetch(link, name_of("adaptive"))[1].tensors
+    (saved, state), (rest, _) = two.state_dict().wait(60)
+    assert torch.equal(saved["draft.adaptive.weight.fc"], published["fc"])
+    assert not rest
+    two.load_state_dict(saved, state, 0).wait(60)
+    two.export(tmp_path / "model").wait(60)
+    target = load_model(str(tmp_path / "model"), "cpu").decoder
+    torch.testing.assert_close(load(tmp_path / "drafter", target)["fc"], published["fc"])

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from untail.draft.adaptive.model import DraftModel, draft_shape
-from untail.engine.models.decoder import Decoder
+from untail.draft.adaptive.target import Target
 from untail.engine.models.folder import FolderTensors
 from untail.engine.models.names import Part
 from untail.engine.models.shape import Shape
@@ -51,7 +51,7 @@ def parts(shape: Shape) -> dict[str, list[Part]]:
     }
 
 
-def export(weights: dict[str, Tensor], target: Decoder, folder: Path) -> None:
+def export(weights: dict[str, Tensor], target: Target, folder: Path) -> None:
     """`weights` are a `DraftModel`'s; they are written in the target's precision."""
     dtype = target.embed.dtype
     config = draft_shape(target.shape).to_hf() | {
@@ -68,7 +68,15 @@ def export(weights: dict[str, Tensor], target: Decoder, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def load(folder: Path, target: Decoder) -> dict[str, Tensor]:
+def first_model(start: str | None, target: Target) -> tuple[DraftModel, bool]:
+    """The drafter that a run begins with, in the target's precision, and whether it has learned anything yet."""
+    model = DraftModel(target.shape, target.embed.device, target.embed.dtype).requires_grad_(False).initialise()
+    if start is not None:
+        model.load_state_dict(load(Path(start).expanduser(), target))
+    return model, start is not None
+
+
+def load(folder: Path, target: Target) -> dict[str, Tensor]:
     """The `DraftModel` weights in a folder, if they are for this target."""
     config = _read_config(folder)
     _refuse_other_model(config, target, folder)
@@ -100,7 +108,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def _refuse_other_model(config: dict[str, Any], target: Decoder, folder: Path) -> None:
+def _refuse_other_model(config: dict[str, Any], target: Target, folder: Path) -> None:
     ours, identity = draft_shape(target.shape).to_hf(), config.get(TARGET)
     hint = "start from a drafter that was exported for this model, or from none"
     for name in SIZES:
@@ -120,7 +128,7 @@ def _refuse_other_model(config: dict[str, Any], target: Decoder, folder: Path) -
         )
 
 
-def _identity(target: Decoder) -> dict[str, Any]:
+def _identity(target: Target) -> dict[str, Any]:
     embed = target.embed.detach().flatten()
     chosen = torch.linspace(0, len(embed) - 1, SAMPLE, dtype=torch.float64).long().to(embed.device)
     sample = [float(f"{number:.4g}") for number in embed[chosen].tolist()]

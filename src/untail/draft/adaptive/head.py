@@ -12,13 +12,15 @@ as of the last `refresh`.
 import torch
 from torch import Tensor
 
-from untail.engine.models.decoder import Decoder, project
+from untail.draft.adaptive.target import Target
+from untail.engine.models.decoder import project
 
+SEEN = "seen"  # under this name a drafter's tensors say how often each token was seen
 MOST = 4096  # candidates; a vocabulary that is less than twice as large is taken whole
 
 
 class Head:
-    def __init__(self, target: Decoder):
+    def __init__(self, target: Target):
         self._target = target
         self._seen_V = torch.zeros(target.shape.vocab, dtype=torch.int64)
         self._ids_C: Tensor | None = None

@@ -14,6 +14,8 @@ rows, which no draft that began within the window can have come to.
 Shape suffixes: T rows, R rows in the loss, S rows that the head scores, C candidates, D hidden, W rows of one window.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,20 +23,29 @@ from torch import Tensor
 from untail.draft.adaptive.data import Windows
 from untail.draft.adaptive.head import Head
 from untail.draft.adaptive.model import DraftModel, turn_of
-from untail.engine.models.decoder import Decoder
+from untail.draft.adaptive.target import Target
 
+Look = Callable[[], None]
+"""Called before each pass, on the way there and on the way back; if it raises, that is the end of it."""
 MOST_SCORED = 512  # rows of [rows x candidates], for the target and for each pass
 
 
 def draft_loss(
-    model: DraftModel, target: Decoder, head: Head, windows: Windows, test_steps: int, random: torch.Generator
+    model: DraftModel,
+    target: Target,
+    head: Head,
+    windows: Windows,
+    test_steps: int,
+    random: torch.Generator,
+    look: Look = lambda: None,
 ) -> Tensor:
     """Pre: a row of the windows is in the loss."""
     wanted_TD = windows.wanted_TD.to(model.fc.dtype)
     index_R = rows_in_loss(windows, test_steps)
     chosen_S = torch.randperm(len(index_R), generator=random)[: scored_rows(model, head.rows_CD, len(index_R))]
     index_S = index_R[chosen_S.to(index_R.device)]
-    guesses = passes(model, target, windows, test_steps)
+    guesses = passes(model, target, windows, test_steps, look)
+    look()
     # All at once: to read the head costs more than to multiply a few rows by it.
     states = torch.cat([states_TD[index_S] for states_TD in (wanted_TD, *guesses)])
     wanted_SC, *guessed = head.logits(states).float().split(len(index_S))
@@ -57,14 +68,19 @@ def rows_in_loss(windows: Windows, test_steps: int) -> Tensor:
     return (windows.is_taught_T & (within_T >= test_steps)).nonzero()[:, 0]
 
 
-def passes(model: DraftModel, target: Decoder, windows: Windows, test_steps: int) -> list[Tensor]:
+def passes(
+    model: DraftModel, target: Target, windows: Windows, test_steps: int, look: Look = lambda: None
+) -> list[Tensor]:
     """The guesses of pass 0 to `test_steps`, [T, D] each. Of pass j a window's first j rows mean nothing."""
     dtype = model.fc.dtype
     embedded_TD = F.embedding(windows.next_ids_T, target.embed.detach()).to(dtype)
     turn, attention = turn_of(target, windows.positions_T, dtype), DraftAttention(windows.lengths)
     hidden_TD, guesses = windows.hidden_TD.to(dtype), []
     for _ in range(test_steps + 1):
+        look()
         guesses.append(model(embedded_TD, hidden_TD, turn, attention))
+        if guesses[-1].requires_grad:
+            guesses[-1].register_hook(lambda gradient: look())
         hidden_TD = guesses[-1].roll(1, 0)  # a row's own state was guessed by the row before it
     return guesses
 

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from untail.draft.adaptive.target import Target
 from untail.engine.attention.base import Attention
-from untail.engine.models.decoder import Decoder
 from untail.engine.models.rope import rotate
 from untail.engine.models.shape import Shape
 
@@ -83,6 +83,6 @@ class DraftModel(nn.Module):
         return F.linear(torch.cat((embedded_TD, hidden_TD), dim=-1), self.fc)
 
 
-def turn_of(target: Decoder, positions_T: Tensor, dtype: torch.dtype) -> Turn:
+def turn_of(target: Target, positions_T: Tensor, dtype: torch.dtype) -> Turn:
     cos, sin = target.rope_table[positions_T].to(dtype).unbind(1)
     return cos, sin

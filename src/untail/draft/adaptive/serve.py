@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from untail.draft.adaptive.head import Head
+from untail.draft.adaptive.head import SEEN, Head
 from untail.draft.adaptive.model import DraftModel, turn_of
 from untail.draft.coupled import guess
 from untail.engine.blocks import BLOCK
@@ -49,12 +49,12 @@ class Job(NamedTuple):
 
 
 class Guesser:
-    def __init__(self, runner: Runner, model: DraftModel, head: Head, window: int, has_learned: bool):
+    def __init__(self, runner: Runner, model: DraftModel, window: int, has_learned: bool):
         """`window`: tokens that a draft looks back to, to the whole block. A model that has learned nothing has no
         guess, until another is loaded."""
         self.runner = runner
         self.model = model
-        self.head = head
+        self.head = Head(runner.decoder)
         self.window = window
         self.has_learned = has_learned
         shape = model.shape
@@ -63,8 +63,10 @@ class Guesser:
         self._stamps = np.zeros(runner.blocks, dtype=np.int64)  # 0: nothing that can be used
         self._chains: dict[str, list[int]] = {}  # by sequence, the stamps of its full blocks
 
-    def load(self, weights: dict[str, Tensor]) -> None:
-        self.model.load_state_dict(weights)
+    def load(self, learned: dict[str, Tensor]) -> None:
+        """A trainer's whole set (`Spot.fresh`)."""
+        self.head.restore(learned[SEEN])
+        self.model.load_state_dict({name: tensor for name, tensor in learned.items() if name != SEEN})
         self.has_learned = True
         self._stamps[:] = 0
 

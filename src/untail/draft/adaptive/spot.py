@@ -1,9 +1,10 @@
 """The spot trainer: trains the drafter on time that nobody else wants, in slices.
 
 Invariant: what is trained is a copy in float32; the weights that serve change only when the engine's thread fetches a
-whole new set (`fresh`). A slice is one optimizer step, made as large as fits `SLICE_SECONDS` by measurement, and no
-slice begins while training is not allowed: whoever wants the device back waits for one slice at most. A gradient that
-is not finite moves nothing and is counted.
+whole new set (`fresh`). A slice is one optimizer step, made as large as fits `SLICE_SECONDS` by measurement, and none
+begins while training is not allowed. Between its passes it looks whether the device is wanted back: then it is given
+up, moves nothing, and is made again later. So whoever wants the device waits for one pass, there or back, or for the
+optimizer. A gradient that is not finite moves nothing and is counted.
 
 The same slices run without the thread, at one size (`run`): then weights depend on the data and on nothing else.
 Pre: training is not allowed while the target's weights are being written (`pause` and `wait` before an update).
@@ -20,10 +21,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from untail.draft.adaptive.data import Captures
-from untail.draft.adaptive.head import Head
-from untail.draft.adaptive.loss import draft_loss
+from untail.draft.adaptive.head import SEEN, Head
+from untail.draft.adaptive.loss import Look, draft_loss
 from untail.draft.adaptive.model import DraftModel
-from untail.engine.models.decoder import Decoder
+from untail.draft.adaptive.target import Target
 from untail.errors import WeightsError
 
 SLICE_SECONDS = 0.05
@@ -35,14 +36,18 @@ BETAS = (0.9, 0.95)
 PATIENCE = 0.05  # seconds between looks for data when there is none
 
 
+class AskedBack(Exception):
+    """The device is wanted in the middle of a slice."""
+
+
 class Spot:
-    def __init__(self, target: Decoder, model: DraftModel, data: Captures, lr: float, test_steps: int, seed: int = 0):
+    def __init__(self, target: Target, model: DraftModel, data: Captures, lr: float, test_steps: int, seed: int = 0):
         """Trains a copy of `model` as it is now."""
         self.model = DraftModel(target.shape, model.fc.device, torch.float32)
         self.model.load_state_dict(model.state_dict())
         self.data = data
         self.head = Head(target)
-        self.slices = self.skipped = self.failures = 0
+        self.slices = self.skipped = self.failures = self.given_up = 0
         self.seconds = self.longest_wait = 0.0
         self.loss: float | None = None
         self.size = 4 * SMALLEST  # tokens of the thread's next slice
@@ -93,7 +98,7 @@ class Spot:
             self._allowed.clear()
 
     def wait(self) -> None:
-        """Until the slice that is running is over."""
+        """Until the slice that is running is over, or given up."""
         with self._training:
             pass
 
@@ -103,10 +108,10 @@ class Spot:
             return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def publish(self) -> None:
-        self._published.append(self.weights())
+        self._published.append(self.weights() | {SEEN: self.head.state()})
 
     def fresh(self) -> dict[str, Tensor] | None:
-        """The newest whole set of weights, unless it was fetched already."""
+        """The newest whole set of weights, and what tokens are common, unless it was fetched already."""
         try:
             return self._published.pop()
         except IndexError:
@@ -118,6 +123,7 @@ class Spot:
             "slices": self.slices,
             "skipped_slices": self.skipped,
             "failed_slices": self.failures,
+            "given_up_slices": self.given_up,
             "seconds": self.seconds,
             "longest_wait_s": self.longest_wait,
             "data_tokens": self.data.tokens,
@@ -127,14 +133,15 @@ class Spot:
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Copies: training may go on while they are written."""
         with self._training:
-            return {name: tensor.clone() for name, tensor in self._tensors().items()}, {"slices": self.slices}
+            tensors = {name: tensor.clone() for name, tensor in self._tensors().items()}
+            return tensors | {SEEN: self.head.state()}, {"slices": self.slices}
 
     @torch.no_grad()
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Nothing is touched unless every tensor is there and fits."""
         with self._training:
             own = self._tensors()
-            for name, tensor in own.items():
+            for name, tensor in (own | {SEEN: self.head.state()}).items():
                 if name not in tensors or tensors[name].shape != tensor.shape:
                     there = tuple(tensors[name].shape) if name in tensors else "nothing"
                     raise WeightsError(
@@ -143,6 +150,7 @@ class Spot:
                     )
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
+            self.head.restore(tensors[SEEN])
             self.slices = numbers["slices"]
         if self.slices:
             self.publish()
@@ -156,14 +164,15 @@ class Spot:
             flat |= {f"{kind}.{name}": state[kind] for kind in ("step", "exp_avg", "exp_avg_sq")}
         return flat
 
-    def _slice(self, tokens: int) -> bool:
+    def _slice(self, tokens: int, look: Look = lambda: None) -> bool:
         start = time.perf_counter()
         windows = self.data.draw(tokens, self._test_steps, np.random.default_rng((self._seed, self.slices)))
         if windows is None:
             return False
         random = torch.Generator().manual_seed(self.slices)
-        loss = draft_loss(self.model, self._target, self.head, windows, self._test_steps, random)
+        loss = draft_loss(self.model, self._target, self.head, windows, self._test_steps, random, look)
         loss.backward()
+        look()
         self._step(loss.item())
         self.slices += 1
         self.seconds += time.perf_counter() - start
@@ -189,29 +198,37 @@ class Spot:
         """Slices while training is allowed; what they taught is published in the end, and now and then before."""
         before = self.slices
         while self._allowed.is_set() and not self._ended.is_set():
+            done = self.slices
             if not self._slice_if_allowed():
                 self._ended.wait(PATIENCE)
-            elif (self.slices - before) % PUBLISH_EVERY == 0:
+            elif self.slices > done and (self.slices - before) % PUBLISH_EVERY == 0:
                 self.publish()
         if self.slices > before:
             self.publish()
 
     def _slice_if_allowed(self) -> bool:
-        """Looked at with the lock held: whoever paused and waited has the device for good."""
+        """Looked at with the lock held: whoever paused and waited has the device for good. False: there was nothing to
+        learn from, or it went wrong."""
         with self._training:
             start = time.perf_counter()
             try:
-                if not self._allowed.is_set() or not self._slice(self.size):
+                if not self._allowed.is_set() or not self._slice(self.size, self._look):
                     return False
+                self._resize(time.perf_counter() - start)
+            except AskedBack:
+                self.given_up += 1
+                self._adam.zero_grad(set_to_none=True)
             except Exception:  # the drafts stay as good as they were, and the run goes on
                 self.failures += 1
                 self._adam.zero_grad(set_to_none=True)
                 return False
-            end = time.perf_counter()
-            self._resize(end - start)
             if not self._allowed.is_set():
-                self.longest_wait = max(self.longest_wait, end - self._asked_back)
+                self.longest_wait = max(self.longest_wait, time.perf_counter() - self._asked_back)
             return True
+
+    def _look(self) -> None:
+        if not self._allowed.is_set():
+            raise AskedBack
 
     def _resize(self, seconds: float) -> None:
         """Towards the aimed-at time, at most twofold at once: one measurement says little."""

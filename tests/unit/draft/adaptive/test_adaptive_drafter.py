@@ -6,13 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.helpers.drafting import always
-from tests.unit.draft.adaptive.helpers import TOY, capture, hidden_states, random_model, toy_target
+from tests.unit.draft.adaptive.helpers import TOY, hidden_states, random_model, toy_target
 
 from untail.config import EngineConfig
+from untail.draft.adaptive import head as head_module
 from untail.draft.adaptive.data import Capture
 from untail.draft.adaptive.drafter import Adaptive
+from untail.draft.adaptive.head import SEEN
 from untail.draft.adaptive.model import DraftModel, turn_of
+from untail.draft.adaptive.trainer import AdaptiveTrainer
 from untail.draft.base import DRAFTERS
+from untail.draft.training import DraftTraining
 from untail.engine.attention.varlen import VarlenAttention
 from untail.engine.blocks import BLOCK
 from untail.engine.draft import Ask
@@ -45,6 +49,11 @@ def plain_draft(model, target, sequence, depth, first=0) -> list[int]:
     return tokens[len(sequence.tokens) :]
 
 
+def learned(weights) -> dict[str, torch.Tensor]:
+    """As a trainer would publish them that has seen no text."""
+    return {**weights, SEEN: torch.zeros(TOY.vocab, dtype=torch.int64)}
+
+
 class Checked:
     """Drafts with the adaptive drafter, as deep as it is told, and compares each draft to the plain model's."""
 
@@ -57,7 +66,7 @@ class Checked:
     def attach(self, runner, slots):
         self.drafter.attach(runner)
         guesser = self.guesser = self.drafter.guesser
-        guesser.load(self.weights)
+        guesser.load(learned(self.weights))
         real = guesser._catch_up
 
         def catch_up(jobs):
@@ -76,6 +85,9 @@ class Checked:
         pass
 
     def unverified(self, sequence):
+        pass
+
+    def target_changed(self):
         pass
 
     def depths(self, sequences):
@@ -213,14 +225,9 @@ def test_fresh_weights_serve_from_the_next_draft_on():
     engine.add(spec("a", 40, 40))
     for _ in range(3):
         engine.step()
-    drafter, serving = checked.drafter, checked.guesser.model
-    before = serving.fc.clone()
-    drafter.spot.model.load_state_dict(random_model(seed=9).state_dict())
+    checked.drafter.load(learned(random_model(seed=9).state_dict()))
     engine.step()
-    assert torch.equal(serving.fc, before), "not published"
-    drafter.spot.publish()
-    engine.step()
-    assert torch.equal(serving.fc, random_model(seed=9).fc.double())
+    assert torch.equal(checked.guesser.model.fc, random_model(seed=9).fc.double())
     finish(engine)
     assert not checked.wrong, "no key of the old weights is left"
 
@@ -248,79 +255,70 @@ def test_tokens_are_the_same_as_without_drafts_and_training_gets_more_of_them_ac
     specs = [spec(name, 4, 40, SamplingParams(temperature=0.5)) for name in "abcdef"]
     untrained = DraftModel(TOY, "cpu", torch.float32).initialise().state_dict()
     engine, checked = make(target=target, weights=untrained, lr=3e-3)
-    drafter, expected = checked.drafter, run(Engine(target, EngineConfig(kv_blocks=64)), specs)
+    trainer, expected = (
+        Adaptive.trainer(checked.drafter.config, target),
+        run(Engine(target, EngineConfig(kv_blocks=64)), specs),
+    )
     assert run(engine, specs) == expected
     before, checked.accepted = checked.accepted, 0
     for one in specs:
         ids_N = torch.tensor([*one.tokens, *expected[one.id]])
-        drafter.data._take([Capture(0, 3, ids_N, hidden_states(target, ids_N))])
-    drafter.spot.run(50)
+        trainer.data._take([Capture(0, 3, ids_N, hidden_states(target, ids_N))])
+    trainer.spot.run(50)
+    checked.drafter.load(trainer.fresh())
     assert run(engine, specs) == expected
     assert checked.accepted > 2 * before + 20
 
 
-def test_it_trains_while_few_slots_are_busy_in_a_rollout():
-    _, checked = make(idle_below=0.25)
-    drafter = checked.drafter
-    is_allowed = drafter.spot._allowed.is_set
-    drafter.occupied(0.0)
-    assert not is_allowed(), "before a rollout has begun"
-    drafter.begin_rollout()
-    for share, allowed in [(0.2, True), (0.25, False), (1.0, False), (0.0, True)]:
-        drafter.occupied(share)
-        assert is_allowed() == allowed
-    drafter.end_rollout()
-    drafter.occupied(0.0)
-    assert not is_allowed(), "whoever says so: the weights are being written"
-    drafter.after_update()
-    drafter.occupied(0.0)
-    assert not is_allowed(), "another run may have the device now"
-    drafter.begin_rollout()
-    assert is_allowed()
-
-
-def test_slices_after_each_update():
-    _, checked = make(slices=3)
-    drafter, target = checked.drafter, toy_target()
-    drafter.data._take([capture(target, 30)])
-    drafter.after_update()
-    assert drafter.spot.slices == 3
-    drafter.data._take([capture(target, 20)])
-    assert len(drafter.data._earlier) == 1
-
-
 def test_an_exported_drafter_is_a_start(tmp_path):
-    engine, checked = make()
-    checked.drafter.spot.model.load_state_dict(random_model(seed=5).state_dict())
-    checked.drafter.export(tmp_path)
+    engine, _ = make()
+    trainer = Adaptive.trainer(Adaptive.Config(), engine.decoder)
+    trainer.spot.model.load_state_dict(random_model(seed=5).state_dict())
+    trainer.export(tmp_path)
     drafter = Adaptive(Adaptive.Config(start=str(tmp_path)))
     drafter.attach(engine.runner)
     assert torch.equal(drafter.guesser.model.down, random_model(seed=5).down.double())
-    assert torch.equal(drafter.spot.model.down, random_model(seed=5).down), "and that is what is trained on"
+    follower = Adaptive.trainer(drafter.config, engine.decoder)
+    assert torch.equal(follower.spot.model.down, random_model(seed=5).down), "and that is what is trained on"
     with pytest.raises(ConfigError, match="their embeddings"):
         make(start=str(tmp_path), target=toy_target(seed=3))
 
 
+def taught_here(**fields) -> tuple[Engine, AdaptiveTrainer]:
+    """The drafter is trained in the engine's process."""
+    drafter = Adaptive(Adaptive.Config(**fields))
+    speculator = always(drafter)
+    engine = Engine(toy_target(), EngineConfig(kv_blocks=64), speculation=speculator)
+    trainer = Adaptive.trainer(drafter.config, engine.decoder)
+    speculator.training = DraftTraining({drafter.name: trainer})
+    return engine, trainer
+
+
 def test_it_has_no_guess_before_it_has_learned():
-    drafter = Adaptive(Adaptive.Config())
-    engine = Engine(toy_target(), EngineConfig(kv_blocks=64), speculation=always(drafter))
-    engine.add(spec("a", 5, 6))
-    while engine.has_work:
-        engine.step()
+    engine, trainer = taught_here()
+    run(engine, [spec("a", 5, 6)])
     assert engine.counts.drafted == 0
-    drafter.spot.publish()
-    engine.add(spec("b", 5, 6))
-    while engine.has_work:
-        engine.step()
+    trainer.spot.publish()
+    run(engine, [spec("b", 5, 6)])
     assert engine.counts.drafted > 0
 
 
 def test_a_resume_teaches_it_nothing():
-    saved, resumed = Adaptive(Adaptive.Config()), Adaptive(Adaptive.Config())
-    for drafter in (saved, resumed):
-        engine = Engine(toy_target(), EngineConfig(kv_blocks=64), speculation=always(drafter))
+    (_, saved), (engine, resumed) = taught_here(), taught_here()
     resumed.load_state_dict(*saved.state_dict())
-    engine.add(spec("a", 5, 6))
-    while engine.has_work:
-        engine.step()
+    run(engine, [spec("a", 5, 6)])
     assert engine.counts.drafted == 0
+
+
+def test_its_candidates_follow_its_trainer_and_the_targets_weights(monkeypatch):
+    monkeypatch.setattr(head_module, "MOST", 4)
+    engine, trainer = taught_here()
+    (drafter,) = engine.speculation.drafters.values()
+    head = drafter.guesser.head
+    trainer.spot.head.see(torch.tensor([3, 5, 8, 13]))
+    trainer.spot.publish()
+    run(engine, [spec("a", 5, 6)])
+    assert head.token_ids(torch.arange(4)).tolist() == [3, 5, 8, 13]
+    engine.decoder.embed.mul_(2)
+    engine.load_weights(None, 1)
+    assert torch.equal(head.rows_CD, engine.decoder.output_weight[[3, 5, 8, 13]])

@@ -16,6 +16,7 @@ from tests.unit.draft.adaptive.helpers import (
 )
 
 from untail.draft.adaptive import spot as spot_module
+from untail.draft.adaptive.head import SEEN
 from untail.draft.adaptive.loss import passes, rows_in_loss
 from untail.draft.adaptive.model import DraftModel
 from untail.draft.adaptive.spot import LARGEST, SLICE_SECONDS, SMALLEST, Spot
@@ -89,7 +90,7 @@ def test_what_serves_changes_only_when_it_is_fetched(target, learned_from):
     spot.run(2)
     assert same(before, serving.state_dict())
     fresh = spot.fresh()
-    assert same(fresh, spot.model.state_dict())
+    assert same(spot.model.state_dict(), fresh)
     assert spot.fresh() is None, "it was fetched"
     kept = {name: tensor.clone() for name, tensor in fresh.items()}
     spot.slice()
@@ -104,7 +105,7 @@ class Stepped(Spot):
         self.may, self.begun, self.pauses_in = threading.Semaphore(0), threading.Semaphore(0), None
         return self
 
-    def _slice(self, tokens):
+    def _slice(self, tokens, look):
         self.begun.release()
         self.may.acquire()
         self.slices += 1
@@ -160,7 +161,7 @@ def test_published_sets_are_whole_while_it_trains(stepped, monkeypatch):
         wait_for(lambda number=number: stepped.slices >= number)
         fresh = stepped.fresh()
         if fresh is not None:
-            values = torch.cat([tensor.flatten() for tensor in fresh.values()]).unique()
+            values = torch.cat([fresh[name].flatten() for name in weights(stepped)]).unique()
             assert len(values) == 1
             seen.add(values.item())
     assert len(seen) > 1
@@ -196,6 +197,42 @@ def test_a_slice_that_was_about_to_begin_does_not(target, learned_from):
     spot.allow()
     spot._stint()
     assert spot.slices == 0
+
+
+@pytest.mark.parametrize("looks", range(8))
+def test_a_slice_is_given_up_between_any_two_passes_and_made_again_later(target, learned_from, looks, monkeypatch):
+    """Three passes there, the loss, three passes back, the optimizer: it looks before each."""
+    spot, undisturbed = make(target, learned_from), make(target, learned_from)
+    real = spot._look
+
+    def asked_back_after():
+        nonlocal looks
+        if looks == 0:
+            spot.pause()
+        looks -= 1
+        real()
+
+    monkeypatch.setattr(spot, "_look", asked_back_after)
+    before = weights(spot)
+    spot.allow()
+    spot._stint()
+    assert (spot.slices, spot.given_up, spot.failures) == (0, 1, 0)
+    assert looks == -1, "it looked once more after it was asked back"
+    assert spot.longest_wait > 0
+    assert same(before, weights(spot))
+    assert spot.fresh() is None
+    assert all(parameter.grad is None for parameter in spot.model.parameters())
+    for one in (spot, undisturbed):
+        one.run(2)
+    assert same(weights(undisturbed), weights(spot))
+
+
+def test_a_slice_that_nobody_asks_back_looks_eight_times(target, learned_from, monkeypatch):
+    spot, looks = make(target, learned_from), []
+    monkeypatch.setattr(spot, "_look", lambda: looks.append(1))
+    spot.allow()
+    assert spot._slice_if_allowed()
+    assert (spot.slices, len(looks)) == (1, 8)
 
 
 def test_a_slice_that_raises_is_counted_and_training_goes_on(target, learned_from, monkeypatch):
@@ -253,7 +290,7 @@ def test_a_resumed_trainer_goes_on_to_the_same_weights(target, learned_from):
     tensors, numbers = begun.state_dict()
     begun.run(1)  # what was taken is a copy
     resumed.load_state_dict(tensors, numbers)
-    assert same(resumed.fresh(), weights(resumed)), "what was loaded serves"
+    assert same(weights(resumed), resumed.fresh()), "what was loaded serves"
     resumed.run(3)
     assert resumed.slices == 8
     assert same(weights(whole), weights(resumed))
@@ -263,6 +300,7 @@ def test_a_resumed_trainer_goes_on_to_the_same_weights(target, learned_from):
 def test_its_checkpoint_holds_nothing_of_the_target(target):
     tensors, _ = make(target, []).state_dict()
     own = sum(parameter.numel() for parameter in random_model().parameters())
+    assert tensors.pop(SEEN).shape == (TOY.vocab,)
     assert sum(tensor.numel() for tensor in tensors.values() if tensor.ndim) == 3 * own
 
 
