@@ -81,6 +81,7 @@ class Profiled:
         self._logs = np.log(self._counts)
         self._seconds = [self._curve(count, "seconds") for count in self._counts]
         self._memory = [self._curve(count, "memory_gib") for count in self._counts]
+        self._places: dict[int, float] = {}  # of device counts, among those that were measured
         self._known: dict[tuple[float, int], tuple[float, float]] = {}
 
     def seconds(self, devices: int, items: int) -> float:
@@ -94,9 +95,10 @@ class Profiled:
 
     def _at(self, devices: int, items: int) -> tuple[float, float]:
         """Between two device counts, in proportion to the logarithm; outside of what was measured, the nearest."""
-        load, place = -(-items // max(1, devices)), 0.0
-        if len(self._counts) > 1:
-            place = float(np.interp(math.log(max(1, devices)), self._logs, range(len(self._counts))))
+        devices = max(1, devices)
+        if devices not in self._places:
+            self._places[devices] = float(np.interp(math.log(devices), self._logs, range(len(self._counts))))
+        load, place = -(-items // devices), self._places[devices]
         if (place, load) not in self._known:
             low, share = int(place), place % 1
             high = min(low + 1, len(self._counts) - 1)

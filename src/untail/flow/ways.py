@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from untail.flow.plan import Kind, Step
-from untail.flow.search import Cut, Search, State, pipelined
+from untail.flow.search import Cut, Search, State, beside, pipelined
 
 
 class Option(NamedTuple):
@@ -63,9 +63,7 @@ class Ways:
         for small in range(row, -1, -1):
             if self.search.sizes[row] % self.search.sizes[small] == 0:
                 one, other = (self.search.values(half, "resident")[small] for half in cut.halves)
-                own, rest = one[counts], other[devices - counts]
-                slower = np.maximum(own, rest)
-                critical = own + rest if cut.leads else slower
+                critical, slower = beside(one[counts], other[devices - counts], cut.leads)
                 total = pipelined(critical, slower, self.search.sizes[row] // self.search.sizes[small], rounds) + loads
                 count = int(np.argmin(total))
                 seconds = float(total[count]) + cut.apart_s * self.search.sizes[row]
