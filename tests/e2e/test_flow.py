@@ -137,8 +137,8 @@ def test_members_move_between_engines_in_different_processes(tmp_path):
 @TWO_CORES
 def test_a_plan_places_the_roles_and_another_one_moves_them(tmp_path):
     """The profile says that an update takes as long as a rollout. Side by side it would hide behind it; it takes next
-    to nothing instead, and after three steps that is known."""
-    rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48])
+    to nothing instead, and after three steps that is known. To lend a device takes too long."""
+    rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48], swap_s=10.0)
     roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=90.0)])}
     Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
     settings = {**FLOWING, "flow.mode": "auto", "flow.schedule": "async", "flow.profile": tmp_path / "profile.json"}
@@ -151,6 +151,21 @@ def test_a_plan_places_the_roles_and_another_one_moves_them(tmp_path):
     assert [run["engines"] for run in told.all("run")] == [1, 2]
     assert [row["step"] for row in told.metrics] == list(range(1, 9))
     check_books(told)
+
+
+@pytest.mark.slow
+@TWO_CORES
+def test_a_plan_lends_the_learners_device(tmp_path):
+    """The same without what speaks against it: the learner's device samples while it waits."""
+    rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48])
+    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=20.0)])}
+    Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
+    auto = {"flow__mode": "auto", "flow__schedule": "one-off", "flow__profile": str(tmp_path / "profile.json")}
+    outcome = train(small("grpo", flow__devices=2, rollout__max_staleness=2, **auto), tmp_path / "run")
+    (run,) = outcome.all("run")
+    assert run["plan"]["mode"] == "hybrid"
+    assert (run["engines"], run["devices"]) == (2, 2)
+    check_books(outcome)
 
 
 @TWO_CORES

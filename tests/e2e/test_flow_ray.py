@@ -19,6 +19,17 @@ def test_the_same_losses_on_ray(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_plan_places_the_roles_on_ray(tmp_path):
+    """By what a worker measures on the cluster's first device."""
+    with ray_nodes(2, cpus=1):
+        outcome = train(small(flow__mode="auto", flow__backend="ray", steps=2), tmp_path / "run")
+    (run,) = outcome.all("run")
+    assert run["plan"]["predicted_step_s"] > 0
+    assert run["engines"] == run["plan"]["placement"]["rollout"]["count"]
+    check_books(outcome)
+
+
+@pytest.mark.slow
 def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
     """Four devices on two nodes: three engines and the learner. In step 1 an engine is killed in mid-group, in step 2
     the node is lost that is not the driver's, and before step 4 the learner is killed."""

@@ -204,6 +204,42 @@ class Scaled:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """What ranks that share out items and weights (FSDP2) send each other: in every pass each gathers the weights that
+    it lacks, forwards and backwards, and its gradients are summed."""
+
+    gib: float  # of a pass, if a rank lacked everything
+    items: float  # of a pass
+    gib_s: float
+
+    def seconds(self, devices: int, items: int) -> float:
+        passes = max(1.0, items / devices / self.items)
+        return passes * self.gib * (devices - 1) / devices / self.gib_s
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A role whose ranks work on one result. With more of them than it was measured with they exchange more; where it
+    is not known how much, more are of no use."""
+
+    cost: Cost
+    measured: int  # the most devices
+    exchange: Exchange | None = None
+
+    def seconds(self, devices: int, items: int) -> float:
+        if self.exchange is None or devices <= self.measured:
+            return self.cost.seconds(min(devices, self.measured), items)
+        more = self.exchange.seconds(devices, items) - self.exchange.seconds(self.measured, items)
+        return self.cost.seconds(devices, items) + max(0.0, more)
+
+    def memory_gib(self, devices: int, items: int) -> float:
+        return self.cost.memory_gib(devices if self.exchange else min(devices, self.measured), items)
+
+    def swap_s(self, devices: int) -> float:
+        return self.cost.swap_s(devices)
+
+
+@dataclass(frozen=True)
 class OneAfterOther:
     """Passes of one worker over the same items: their seconds add up, and it is loaded once, for the largest."""
 

@@ -54,6 +54,11 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
     flow = recipe.flow
     if flow.profile is not None and flow.mode != "auto":
         raise ConfigError(f'flow.profile = "{flow.profile}" is for flow.mode = "auto"; drop it, or set that')
+    if flow.mode == "auto" and flow.learner_devices > 1:
+        raise ConfigError(
+            f'flow.learner_devices = {flow.learner_devices}, but with flow.mode = "auto" a plan gives the learner its '
+            "devices; drop it, or take the mode that untail plan names"
+        )
     if flow.mode == "auto" and recipe.deterministic:
         raise ConfigError(
             'deterministic = true, but flow.mode = "auto" places the roles by what they take; take the mode that '

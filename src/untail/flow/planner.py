@@ -15,6 +15,11 @@ from untail.flow.work import Work
 
 ONLY: dict[Mode, Kind] = {"collocated": "in turn", "disaggregated": "side by side"}
 MOST = 8  # ways that are told of
+WORDS: dict[Kind, str] = {
+    "in turn": "in turn before",
+    "side by side": "side by side with",
+    "lent": "also on the waiting devices of",
+}
 
 
 def make_plan(work: Work) -> Plan:
@@ -68,7 +73,7 @@ def _only(all_ways: Ways, mode: Mode, best: Step) -> Alternative:
 
 def _alternative(work: Work, step: Step, best: Step, option: Option, mode: Mode | None = None) -> Alternative:
     first, second = step.parts
-    what = f"{first.name} {option.kind} {'before' if option.kind == 'in turn' else 'with'} {second.name}"
+    what = f"{first.name} {WORDS[option.kind]} {second.name}"
     if math.isinf(step.seconds):
         mode = mode or ("disaggregated" if option.kind == "side by side" else step.mode)
         return Alternative(mode, what, None, _what_does_not_fit(work, step))

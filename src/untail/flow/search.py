@@ -8,7 +8,10 @@ run, and each of them again in the same ways,
   side by side   on N_s + N_t = N, in portions of m of the M items: T_critical + (M / m - 1) T_bottleneck of a portion.
 
 A loop of r rounds is cut like any part: a portion's next round begins when its last is over. In a steady state the next
-batch begins before this one is learned from: what runs side by side then takes as long as its slower half.
+batch begins before this one is learned from: what runs side by side then takes as long as its slower half. There the
+first half of the whole graph may borrow what the second lets wait, if that is one role that can (`Node.borrows`): while
+the second runs for T_t on its N_t, T_t / T_s(N_s) of the first is made, and the rest on all N. Each time it makes way
+and comes back, it is loaded; so is the second where both do not fit.
 
 Invariant: nothing is left out that could be faster. A part may leave devices idle, so that it never takes longer with
 more of them; a number of devices that makes a half no faster than one fewer need not be tried: the other half can have
@@ -31,7 +34,7 @@ State = Literal["resident", "swapped", "steady"]
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int_]
 NEVER = 1e300  # seconds, of what cannot run; other than infinity it may be taken 0 times
-BOTH: frozenset[Kind] = frozenset({"in turn", "side by side"})
+ALL: frozenset[Kind] = frozenset({"in turn", "side by side", "lent"})
 
 
 class Cut(NamedTuple):
@@ -62,7 +65,7 @@ class Search:
     arrays [size, devices from 0 to N]."""
 
     def __init__(self, work: Work):
-        self.work, self.kinds, self.sizes = work, BOTH, work.sizes
+        self.work, self.kinds, self.sizes = work, ALL, work.sizes
         self.names = [name for stage in work.graph.stages for name in stage.members]
         self.whole = (1 << len(self.names)) - 1
         bit = {name: 1 << place for place, name in enumerate(self.names)}
@@ -134,6 +137,14 @@ class Search:
 
     def is_node(self, part: int) -> bool:
         return part in self._seconds
+
+    def lends(self, cut: Cut) -> bool:
+        """The first half can borrow devices of the second."""
+        nodes = [
+            [self.work.graph.nodes[self.names[bit.bit_length() - 1]] for bit in _bits(half)] for half in cut.halves
+        ]
+        first, second = ([node for node in half if not node.on_host] for half in nodes)
+        return len(first) == 1 and first[0].borrows and bool(second)
 
     def load(self, part: int) -> Staircase:
         """Seconds to load all its roles on the same devices, and to take them off."""

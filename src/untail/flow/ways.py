@@ -44,6 +44,8 @@ class Ways:
                 if state == "steady" and part not in self.search.rounds:
                     found.append(self._overlap_option(cut, devices, row))
                 found.append(self._split_option(part, cut, devices, row, state))
+            if "lent" in self.search.kinds and state == "steady" and part == self.search.whole:
+                found += self._lent_options(part, cut, devices, row)
         return sorted(found, key=lambda option: option.seconds)
 
     def _turn_option(self, part: int, cut: Cut, devices: int, row: int, state: State) -> Option:
@@ -77,6 +79,20 @@ class Ways:
         count = int(np.argmin(slower))
         seconds = float(slower[count]) + cut.apart_s * self.search.work.batch
         return Option(seconds, "side by side", cut.halves, (count, devices - count), row, "steady")
+
+    def _lent_options(self, part: int, cut: Cut, devices: int, row: int) -> list[Option]:
+        """One, if there is any."""
+        first, second = (self.search.values(half, "steady")[row] for half in cut.halves)
+        lent = np.arange(1, devices)
+        lent = lent[np.isfinite(second[lent]) & np.isfinite(first[devices - lent])]
+        if not self.search.lends(cut) or not len(lent):
+            return []
+        meanwhile = np.minimum(second[lent] / first[devices - lent], 1.0)  # of the first, while the second runs
+        borrower, lender = (self.search.load(half).values[lent] for half in cut.halves)
+        loads = borrower + np.where(self.search.fits(part)[row][lent], 0.0, lender)
+        seconds = second[lent] + (1 - meanwhile) * first[devices] + loads + cut.apart_s * self.search.work.batch
+        best = int(np.argmin(seconds))
+        return [Option(float(seconds[best]), "lent", cut.halves, (devices, int(lent[best])), row, "steady")]
 
     def build(self, part: int, devices: int, row: int, state: State = "resident") -> Step:
         if not self.search.is_node(part):
