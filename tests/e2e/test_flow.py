@@ -5,6 +5,7 @@ import asyncio
 import os
 
 import pytest
+import torch
 
 from tests.e2e.conftest import SMALL, untail
 from tests.e2e.test_train import timeless
@@ -12,6 +13,7 @@ from tests.helpers.flowing import SMALL as FLOWING
 from tests.helpers.flowing import Outcome, check_books, engine_is_there, small, someone_runs, train
 from untail.engine.models.load import load_model
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
+from untail.learn.checkpoint import Checkpoint, is_sharded, load
 
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores: a device each")
 
@@ -188,6 +190,41 @@ def test_a_run_goes_on_in_another_mode(tmp_path):
     whole = untail("train", "--steps=4", *SMALL, "--set=deterministic=true", "--out", tmp_path / "whole", "--json")
     assert whole.code == 0, whole.err
     assert resumed.json["score_after"] == whole.json["score_after"]
+
+
+@pytest.mark.slow
+@TWO_CORES
+def test_a_run_goes_on_with_another_number_of_learners(tmp_path):
+    """Several write their shards, one alone whole tensors; whoever comes next reads what is there."""
+    folder, steps = tmp_path / "run", 0
+    mode = {1: "collocated", 2: "collocated", 0: "local"}
+
+    def go_on(learners: int) -> Checkpoint:
+        nonlocal steps
+        steps += 1
+        flow = (f"--set=flow.mode={mode[learners]}", f"--set=flow.learner_devices={max(1, learners)}")
+        start = [*SMALL, "--set=keep_checkpoints=2"] if steps == 1 else ["--resume"]
+        outcome = untail("train", *start, f"--steps={steps}", *flow, "--set=flow.devices=2", "--out", folder, "--json")
+        assert outcome.code == 0, outcome.err
+        kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        assert kept == [f"step-{step:06d}" for step in range(max(1, steps - 1), steps + 1)]
+        saved = folder / "checkpoints" / f"step-{steps:06d}"
+        assert is_sharded(saved) == (learners > 1)
+        return load(saved)
+
+    counts = [go_on(learners).state["trainer"]["optimizer_steps"] for learners in (2, 2, 0, 2, 1)]
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[0], "nothing was learned"
+    newest = go_on(2)
+    model = load_model(str(folder / "model"), "cpu").decoder
+    weights = {f"weight.{name}": parameter for name, parameter in model.named_parameters()}
+    assert all(torch.equal(newest.tensors[name], weight) for name, weight in weights.items())
+    next((folder / "checkpoints" / f"step-{steps:06d}" / "shards").glob("*.distcp")).write_bytes(b"")
+    for flow in ("flow.mode=local", "flow.mode=collocated"):
+        refused = untail("train", "--resume", f"--steps={steps + 1}", f"--set={flow}", "--out", folder)
+        assert refused.code == 2
+        assert f"step-{steps:06d} cannot be read" in refused.err
+        assert len(refused.err.strip().splitlines()) == 1
 
 
 REFUSED = {

@@ -2,8 +2,8 @@
 
 Invariant: after `update` the weights of that version are published whole, and with them all that the next update
 depends on: a learner that dies costs nothing but the update it was at, which is made again from the same batch and the
-same state. All ranks are called alike, and rank 0 speaks for them: what is published or saved does not show how many
-there were, and any number goes on from it.
+same state. All ranks are called alike, and rank 0 speaks for them: what is published does not show how many there were.
+A checkpoint of several is written by all of them, each its own part, and any number goes on from it.
 """
 
 from collections.abc import Iterable
@@ -80,6 +80,20 @@ class LearnerWorker(Worker):
 
     def load_state_dict(self, tensors: dict[str, Tensor], numbers: dict[str, Any], version: int) -> None:
         self._load(tensors, numbers)
+        if version:
+            self._publish(version, {})
+
+    def save(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
+        """A checkpoint, each rank its part."""
+        from untail.learn import sharded_checkpoint
+
+        return sharded_checkpoint.save(folder, step, self.trainer, state, keep)
+
+    def restore(self, path: Path, version: int) -> None:
+        """From what several ranks have saved, however many they were."""
+        from untail.learn import sharded_checkpoint
+
+        sharded_checkpoint.load(path, self.trainer)
         if version:
             self._publish(version, {})
 

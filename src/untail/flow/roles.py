@@ -19,6 +19,7 @@ from untail.engine.models.load import LoadedModel
 from untail.flow.build import build_engine, build_trainer
 from untail.flow.in_turn import InTurn, build_beside
 from untail.flow.role_base import Judge, Roles, Tables
+from untail.learn import checkpoint
 from untail.learn.memory import gauge_of
 from untail.learn.pack import MicroBatch
 from untail.types import Batch, Event, Group, Prompt
@@ -96,12 +97,13 @@ class LocalRoles(LocalJudge, Roles):
         drafted, state = self.speculator.state_dict()
         return tensors | drafted, {"trainer": numbers, "draft": state}
 
-    async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self.trainer.load_state_dict(tensors, state["trainer"])
+    async def relearn(self, path: Path, state: dict[str, Any]) -> None:
+        saved = checkpoint.load(path)
+        self.trainer.load_state_dict(saved.tensors, state["trainer"])
         if self.speculator is not None and "draft" in state:  # engines in workers keep theirs to themselves
-            self.speculator.load_state_dict(tensors, state["draft"])
-        if step:
-            await self.backend.load_weights(None, step)
+            self.speculator.load_state_dict(saved.tensors, state["draft"])
+        if saved.step:
+            await self.backend.load_weights(None, saved.step)
 
     async def write_model(self, folder: Path) -> None:
         await self.aside(save_folder, self.model.decoder, self.model.tokenizer, folder)

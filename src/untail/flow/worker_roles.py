@@ -32,6 +32,7 @@ from untail.flow.placement import lead_of, place, refuse_what_cannot_be, stalene
 from untail.flow.role_base import Roles, Tables
 from untail.flow.switch import Turns
 from untail.flow.worker import OneWorker, WorkerGroup
+from untail.learn import checkpoint
 from untail.rollout import memory
 from untail.types import Batch, Event, Group, Prompt, Trajectory
 
@@ -318,14 +319,23 @@ class WorkerRoles(Roles):
         tensors, numbers = (await self.learner.state_dict())[0]
         return tensors, {"trainer": numbers}
 
-    async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        await self.learner.load_state_dict(tensors, state["trainer"], step)
+    async def write_checkpoint(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
+        if len(self.learner) == 1:
+            return await super().write_checkpoint(folder, step, state, keep)
+        return (await self.learner.save(folder.absolute(), step, state, keep))[0]
+
+    async def relearn(self, path: Path, state: dict[str, Any]) -> None:
+        step = checkpoint.step_of(path)
+        if len(self.learner) > 1 and checkpoint.is_sharded(path):
+            await self.learner.restore(path.absolute(), step)
+        else:
+            await self.learner.load_state_dict(checkpoint.load(path).tensors, state["trainer"], step)
         if step:
             await self._engines_come()
             await self._bring_weights(step)
 
     async def write_model(self, folder: Path) -> None:
-        await self.learner.export(folder)
+        await self.learner.export(folder.absolute())
 
     async def close(self) -> None:
         try:

@@ -1,9 +1,10 @@
 """Checkpoints of a sharded learner: each rank writes what it holds (torch's distributed checkpoint), and any number of
-ranks, one alone too, reads it back.
+ranks reads it back by name, each what it holds; one alone, all of it.
 
 `FOLDER/step-000120/` has state.json and the folder `shards`. Invariant: as in checkpoint.py, a folder named `step-...`
 is complete and on the disk: rank 0 makes it aside, all write into it, rank 0 syncs and renames it. What goes wrong on
-one rank is raised on all of them, and leaves the earlier checkpoints as they were.
+one rank is raised on all of them, and leaves the earlier checkpoints as they were. torch's index of the shards is a
+pickle: resume from folders that you trust.
 """
 
 import warnings
@@ -12,14 +13,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from untail.learn.checkpoint import CheckpointError, read_state, unreadable, write_state, written_aside
+from untail.learn.checkpoint import SHARDS, CheckpointError, read_state, unreadable, write_state, written_aside
 from untail.learn.ranks import Ranks
 from untail.learn.trainer import Trainer
-
-SHARDS = "shards"
 
 
 def save(folder: Path, step: int, trainer: Trainer, state: dict[str, Any], keep: int = 2) -> Path:
@@ -49,6 +51,18 @@ def load(path: Path, trainer: Trainer) -> dict[str, Any]:
     numbers = state.pop("trainer")
     trainer.load_state_dict(tensors, numbers)
     return state
+
+
+def read_whole(path: Path) -> dict[str, Tensor]:
+    """All tensors, by one process alone."""
+    try:
+        index = dcp.FileSystemReader(path / SHARDS).read_metadata().state_dict_metadata
+    except Exception as error:  # whatever a damaged pickle brings forth
+        raise unreadable(path, error) from error
+    of_tensors = {name: about for name, about in index.items() if isinstance(about, TensorStorageMetadata)}
+    tensors = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in of_tensors.items()}
+    _read(tensors, path, Ranks())
+    return tensors
 
 
 def _write(tensors: dict[str, Any], aside: Path, final: Path, ranks: Ranks) -> None:
