@@ -179,9 +179,9 @@ class FlowConfig(Strict):
     address: str | None = None  # of Ray: HOST:PORT; unset: the one that is running, or a new one
     devices: PositiveInt | None = None  # unset: all that there are
     learner_devices: PositiveInt = 1  # how many of them the learner has, a rank on each; engines have one each
-    # How weights reach the engines: store (shared memory, or Ray's object store), gloo (torch.distributed; who misses
-    # them there finds them in the store).
-    weights: Literal["store", "gloo"] = "store"
+    # How weights reach the engines: store (shared memory, or Ray's object store), gloo or nccl (torch.distributed; nccl
+    # from GPU to GPU, each of which has one role; who misses them there finds them in the store).
+    weights: Literal["store", "gloo", "nccl"] = "store"
     lease_s: PositiveFloat = 10.0  # a device's owner that has not been heard of for so long loses it
     # After each update the learner's state is kept outside of its process: one that dies costs nothing.
     recover: bool = True

@@ -230,6 +230,7 @@ def test_a_run_goes_on_with_another_number_of_learners(tmp_path):
 REFUSED = {
     "more devices than there are": (["flow.mode=disaggregated", "flow.devices=999"], "flow.devices = 999, but this"),
     "no device for an engine": (["flow.mode=disaggregated", "flow.devices=1"], "leaves no device of 1 for an engine"),
+    "nccl between CPUs": (["flow.mode=disaggregated", "flow.weights=nccl"], 'learner are on CPUs; take "gloo"'),
     "async in one process": (["flow.schedule=async"], 'flow.mode = "local" has one device set for both'),
     "an unreachable Ray": (
         ["flow.mode=collocated", "flow.backend=ray", "flow.address=127.0.0.1:1"],

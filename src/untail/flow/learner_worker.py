@@ -20,7 +20,7 @@ from untail.engine.models.folder import save_folder
 from untail.engine.models.load import load_model
 from untail.errors import UserError, WeightsError
 from untail.flow.build import build_trainer
-from untail.flow.engine_worker import POLICY
+from untail.flow.engine_worker import POLICY, exchange_device
 from untail.flow.exchange import Exchange
 from untail.flow.weights import Tensors, fetch, publish
 from untail.flow.worker import Worker
@@ -35,6 +35,7 @@ class LearnerWorker(Worker):
         self.recipe = recipe
         self.model = load_model(recipe.model, recipe.engine.device, recipe.engine.dtype)
         self._keeps_state = recipe.flow.recover
+        self._newest: tuple[int, dict[str, Tensor]] | None = None  # rank 0's whole weights, if they are to be sent
         if self.world == 1:
             self.trainer = build_trainer(recipe, self.model.decoder)
 
@@ -45,11 +46,15 @@ class LearnerWorker(Worker):
         self.trainer = build_trainer(self.recipe, self.model.decoder, group=dist.group.WORLD)
 
     def join_exchange(self, address: str, rank: int, world: int) -> None:
-        self._exchange = Exchange(address, rank, world)
+        self._exchange = Exchange(address, rank, world, exchange_device(self.recipe, self.model.decoder))
 
     def send_weights(self, version: int) -> None:
-        """What was published as this version, to all members of the exchange. Rank 0 alone."""
-        self._exchange.send(version, fetch(self._link, POLICY, version)[1].tensors)
+        """What was published as this version, to all members of the exchange. Rank 0 alone, before the next update."""
+        newest, self._newest = self._newest, None
+        if newest is not None and newest[0] == version:
+            self._exchange.send(version, newest[1])
+        else:  # another learner has published it
+            self._exchange.send(version, fetch(self._link, POLICY, version)[1].tensors)
 
     def footprint(self) -> float:
         """Weights, gradients and two moments; activations come and go."""
@@ -120,6 +125,8 @@ class LearnerWorker(Worker):
             named[STATE] = Tensors(tensors, {"trainer": numbers, "figures": figures})
         if self.rank == 0:
             publish(self._link, version, named)
+            if self.recipe.flow.weights != "store":
+                self._newest = version, dict(named[POLICY].tensors)
 
     def _first_has(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """All ranks have to take every tensor, and only rank 0 keeps them."""

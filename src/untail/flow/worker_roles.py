@@ -28,7 +28,7 @@ from untail.flow.engine_worker import EngineWorker, FarSeat, Published
 from untail.flow.failures import FlowError, WorkerFailed, WorkerLost
 from untail.flow.handle import Handle
 from untail.flow.learner_worker import LearnerWorker
-from untail.flow.placement import lead_of, place, refuse_what_cannot_be, staleness_of
+from untail.flow.placement import lead_of, place, refuse_nccl, refuse_what_cannot_be, staleness_of
 from untail.flow.role_base import Roles, Tables
 from untail.flow.switch import Turns
 from untail.flow.worker import OneWorker, WorkerGroup
@@ -84,6 +84,7 @@ class WorkerRoles(Roles):
 
     def _refuse(self, recipe: Recipe) -> None:
         refuse_what_cannot_be(recipe)
+        refuse_nccl(recipe, self.placement, self.cluster.on_gpus)
         engines = len(self.placement.alone) + len(self.placement.shared)
         if recipe.deterministic and engines > 1:
             raise ConfigError(
@@ -157,7 +158,7 @@ class WorkerRoles(Roles):
 
         async with self._weights:
             self.version = version
-            if self.recipe.flow.weights == "gloo":
+            if self.recipe.flow.weights != "store":
                 await self._send(version)
             await asyncio.gather(*map(bring, self._seated))
         if self._ahead is not None:
