@@ -10,15 +10,12 @@ import sys
 from typing import Any
 
 from untail.cli.interrupt import INTERRUPTED, quit_at_once
-
-# Objects between two runs of Python's collector, and so on: a run makes millions of small lists and hardly a cycle, and
-# the collector would look through all of them, and all of torch, again and again while the engine's thread waits.
-COLLECT_AFTER = (100_000, 10, 100)
+from untail.flow.collector import collect_seldom
 
 
 def main() -> None:
     collected_after, handled_by = gc.get_threshold(), signal.getsignal(signal.SIGINT)
-    gc.set_threshold(*COLLECT_AFTER)
+    collect_seldom()
     signal.signal(signal.SIGINT, quit_at_once)  # until a command has something to save
     try:
         sys.exit(_run())
