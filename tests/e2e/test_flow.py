@@ -158,12 +158,13 @@ def test_a_plan_places_the_roles_and_another_one_moves_them(tmp_path):
 @pytest.mark.slow
 @TWO_CORES
 def test_a_plan_lends_the_learners_device(tmp_path):
-    """The same without what speaks against it: the learner's device samples while it waits."""
+    """Few slots, so that responses wait for them: the learner's device comes late, and takes some."""
     rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48])
-    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=20.0)])}
+    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=60.0)])}
     Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
     auto = {"flow__mode": "auto", "flow__schedule": "one-off", "flow__profile": str(tmp_path / "profile.json")}
-    outcome = train(small("grpo", flow__devices=2, rollout__max_staleness=2, **auto), tmp_path / "run")
+    changes = {"flow__devices": 2, "engine__max_seqs": 2, "rollout__max_staleness": 2}
+    outcome = train(small("grpo", **changes, **auto), tmp_path / "run")
     (run,) = outcome.all("run")
     assert run["plan"]["mode"] == "hybrid"
     assert (run["engines"], run["devices"]) == (2, 2)

@@ -10,12 +10,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from untail.errors import DataError
+from untail.flow.lending import seconds_with_late
 
 
 class Cost(Protocol):
@@ -27,6 +28,14 @@ class Cost(Protocol):
 
     def swap_s(self, devices: int) -> float:
         """To load it and to take it off again."""
+        ...
+
+
+class Borrower(Cost, Protocol):
+    """A role that runs on devices which others let wait, too."""
+
+    def late_seconds(self, devices: int, late: int, after_s: float) -> float:
+        """Of a whole batch, if so many of its devices come only after they were needed elsewhere for so long."""
         ...
 
 
@@ -172,6 +181,16 @@ class Rollout:
     def swap_s(self, devices: int) -> float:
         return self.load_s
 
+    def late_seconds(self, devices: int, late: int, after_s: float) -> float:
+        """In proportion to what it takes with all of them. What was begun on devices that it has to leave at once was
+        begun for nothing."""
+        begun = min(self.slots, len(self._expected) / devices) * self.prefill_s
+        shuffled = np.random.default_rng(0).permutation(self._expected).tolist()
+        with_all, with_late = (
+            seconds_with_late(shuffled, self.slots, self.tau, devices, late, after) for after in (0.0, after_s + begun)
+        )
+        return float(self.seconds(devices, self.batch) * with_late / with_all)
+
     def _whole(self, devices: int) -> float:
         """Of the fullest device: it has the longest response of all, and of every `devices` further ones the longest.
         They come in no order: who is long is not known."""
@@ -195,6 +214,9 @@ class Scaled:
 
     def seconds(self, devices: int, items: int) -> float:
         return self.factor * self.cost.seconds(devices, items)
+
+    def late_seconds(self, devices: int, late: int, after_s: float) -> float:
+        return self.factor * cast(Borrower, self.cost).late_seconds(devices, late, after_s / self.factor)
 
     def memory_gib(self, devices: int, items: int) -> float:
         return self.cost.memory_gib(devices, items)

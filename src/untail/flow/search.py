@@ -9,9 +9,9 @@ run, and each of them again in the same ways,
 
 A loop of r rounds is cut like any part: a portion's next round begins when its last is over. In a steady state the next
 batch begins before this one is learned from: what runs side by side then takes as long as its slower half. There the
-first half of the whole graph may borrow what the second lets wait, if that is one role that can (`Node.borrows`): while
-the second runs for T_t on its N_t, T_t / T_s(N_s) of the first is made, and the rest on all N. Each time it makes way
-and comes back, it is loaded; so is the second where both do not fit.
+first half of the whole graph may borrow what the second lets wait, if it is a role that can (`Node.borrows`): both
+begin together, and N_t of its N devices come when the second has done with them. Each time it makes way and comes back,
+it is loaded; so is the second where both do not fit.
 
 Invariant: nothing is left out that could be faster. A part may leave devices idle, so that it never takes longer with
 more of them; a number of devices that makes a half no faster than one fewer need not be tried: the other half can have
@@ -21,11 +21,12 @@ that device. Halves of which neither leads to the other are one cut, whichever i
 import copy
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from untail.flow.cost import Borrower
 from untail.flow.plan import Kind
 from untail.flow.work import Work
 
@@ -138,13 +139,12 @@ class Search:
     def is_node(self, part: int) -> bool:
         return part in self._seconds
 
-    def lends(self, cut: Cut) -> bool:
-        """The first half can borrow devices of the second."""
-        nodes = [
-            [self.work.graph.nodes[self.names[bit.bit_length() - 1]] for bit in _bits(half)] for half in cut.halves
-        ]
-        first, second = ([node for node in half if not node.on_host] for half in nodes)
-        return len(first) == 1 and first[0].borrows and bool(second)
+    def borrower(self, cut: Cut) -> Borrower | None:
+        """The first half, if it can borrow devices of the second."""
+        if not self.is_node(cut.halves[0]):
+            return None
+        name = self.names[cut.halves[0].bit_length() - 1]
+        return cast(Borrower, self.work.costs[name]) if self.work.graph.nodes[name].borrows else None
 
     def load(self, part: int) -> Staircase:
         """Seconds to load all its roles on the same devices, and to take them off."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from untail.flow.plan import Kind, Step
-from untail.flow.search import Cut, Search, State, beside, pipelined
+from untail.flow.search import Cut, Search, Staircase, State, beside, pipelined
 
 
 class Option(NamedTuple):
@@ -81,18 +81,21 @@ class Ways:
         return Option(seconds, "side by side", cut.halves, (count, devices - count), row, "steady")
 
     def _lent_options(self, part: int, cut: Cut, devices: int, row: int) -> list[Option]:
-        """One, if there is any."""
-        first, second = (self.search.values(half, "steady")[row] for half in cut.halves)
-        lent = np.arange(1, devices)
-        lent = lent[np.isfinite(second[lent]) & np.isfinite(first[devices - lent])]
-        if not self.search.lends(cut) or not len(lent):
+        """One, if there is any: with the fastest of the numbers of devices that make the second half faster."""
+        borrower = self.search.borrower(cut)
+        if borrower is None:
             return []
-        meanwhile = np.minimum(second[lent] / first[devices - lent], 1.0)  # of the first, while the second runs
-        borrower, lender = (self.search.load(half).values[lent] for half in cut.halves)
-        loads = borrower + np.where(self.search.fits(part)[row][lent], 0.0, lender)
-        seconds = second[lent] + (1 - meanwhile) * first[devices] + loads + cut.apart_s * self.search.work.batch
-        best = int(np.argmin(seconds))
-        return [Option(float(seconds[best]), "lent", cut.halves, (devices, int(lent[best])), row, "steady")]
+        first, second = (Staircase(self.search.values(half, "steady")[row]) for half in cut.halves)
+        best = Option(math.inf, "lent", cut.halves, (devices, 0), row, "steady")
+        for lent in second.steps[(second.steps > 0) & (second.steps < devices)]:
+            loads = [float(self.search.load(half).values[lent]) for half in cut.halves]
+            more = loads[0] if self.search.fits(part)[row][lent] else sum(loads)
+            more += cut.apart_s * self.search.work.batch
+            busy = float(second.values[lent])
+            if max(busy, first.values[devices]) + more < best.seconds:  # with all devices it takes no longer
+                seconds = max(busy, borrower.late_seconds(devices, int(lent), busy)) + more
+                best = min(best, best._replace(seconds=seconds, devices=(devices, int(lent))))
+        return [best] if best.seconds < math.inf else []
 
     def build(self, part: int, devices: int, row: int, state: State = "resident") -> Step:
         if not self.search.is_node(part):

@@ -44,21 +44,21 @@ def test_side_by_side_the_learner_has_a_device_of_its_own():
 
 
 def profiled(update_s=10.0, swap_s=0.0, exchange=None, sync_s=0.0, memory_gib=None):
-    """Four groups of four: a device writes one response after the other, 10 s each; engine and learner need 4 GiB."""
-    update = Measured(devices=1, responses=16, seconds=update_s, memory_gib=4.0)
+    """64 responses: a device writes one after the other, in 2.5 s each. Engine and learner need 4 GiB."""
+    update = Measured(devices=1, responses=64, seconds=update_s, memory_gib=4.0)
     return Profile(
         made_on="here",
         model="tiny",
         memory_gib=memory_gib,
         sync_s=sync_s,
-        rollout=RolloutProfile(tau=[(1, 1.0)], lengths=[10], memory_gib=4.0, swap_s=swap_s),
+        rollout=RolloutProfile(tau=[(1, 0.25)], lengths=[10], memory_gib=4.0, swap_s=swap_s),
         roles={"update": RoleProfile(points=[update], swap_s=swap_s)},
         exchange=exchange,
     )
 
 
 def auto_for(profile, devices=4, schedule="async"):
-    recipe = small("grpo", flow__mode="auto", flow__schedule=schedule, engine__max_seqs=1)
+    recipe = small("grpo", flow__mode="auto", flow__schedule=schedule, rollout__prompts=16, engine__max_seqs=1)
     return Auto(training_work(profile, recipe, devices, schedule != "sync"), schedule)
 
 
@@ -68,11 +68,11 @@ def auto_for(profile, devices=4, schedule="async"):
         # Nothing overlaps: all devices sample, and one of them learns.
         ({}, "sync", "collocated", Placement([], [0, 1, 2, 3], [0]), 40 + 10),
         # To load both for their turns costs more than a device less.
-        ({"swap_s": 20.0, "memory_gib": 6.0}, "sync", "disaggregated", Placement([0, 1, 2], [], [3]), 60 + 10),
-        # While the learner's device learns, the others go on; the rest of the time it samples with them.
-        ({}, "async", "hybrid", Placement([0, 1, 2], [3], [3]), 10 + 40 * (1 - 10 / 60)),
+        ({"swap_s": 20.0, "memory_gib": 6.0}, "sync", "disaggregated", Placement([0, 1, 2], [], [3]), 55 + 10),
+        # While one device learns, the others write 12; then all write the rest, four at a time.
+        ({}, "async", "hybrid", Placement([0, 1, 2], [3], [3]), 10 + 13 * 2.5),
         # It would hardly sample, and has to be made ready for it each time.
-        ({"update_s": 55.0, "swap_s": 5.0}, "async", "disaggregated", Placement([0, 1, 2], [], [3]), 60),
+        ({"update_s": 55.0, "swap_s": 5.0}, "async", "disaggregated", Placement([0, 1, 2], [], [3]), 55),
         # Weights take long to get to engines that have devices of their own.
         ({"sync_s": 60.0}, "async", "collocated", Placement([], [0, 1, 2, 3], [0]), 50),
     ],
@@ -88,7 +88,7 @@ def test_the_mode_that_is_fastest_is_chosen(changes, schedule, mode, placed, sec
 @pytest.mark.parametrize(("gib_s", "learners", "seconds"), [(100.0, 4, 40 + 20 / 4), (0.1, 1, 40 + 20), (None, 1, 60)])
 def test_the_learner_gets_as_many_devices_as_pay(gib_s, learners, seconds):
     """A pass for all: they exchange 2 GiB in it. Where that is not known, the learner is as it was measured."""
-    exchange = None if gib_s is None else ExchangeProfile(gib=2.0, responses=16, gib_s=gib_s)
+    exchange = None if gib_s is None else ExchangeProfile(gib=2.0, responses=64, gib_s=gib_s)
     auto = auto_for(profiled(update_s=20.0, exchange=exchange), schedule="sync")
     assert auto.place([5, 6, 7, 8]) == Placement([], [5, 6, 7, 8], [5, 6, 7, 8][:learners])
     sent = 2.0 * 3 / 4 / 100 if learners > 1 else 0.0
@@ -96,7 +96,7 @@ def test_the_learner_gets_as_many_devices_as_pay(gib_s, learners, seconds):
 
 
 def test_several_learners_lend_their_devices():
-    exchange = ExchangeProfile(gib=0.01, responses=16, gib_s=100.0)
+    exchange = ExchangeProfile(gib=0.01, responses=64, gib_s=100.0)
     auto = auto_for(profiled(update_s=100.0, exchange=exchange))
     assert auto.plan.mode == "hybrid"
     placed = auto.place([5, 6, 7, 8])
