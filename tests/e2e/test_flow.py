@@ -160,7 +160,7 @@ def test_a_plan_places_the_roles_and_another_one_moves_them(tmp_path):
 def test_a_plan_lends_the_learners_device(tmp_path):
     """Few slots, so that responses wait for them: the learner's device comes late, and takes some."""
     rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48])
-    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=60.0)])}
+    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=90.0)])}
     Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
     auto = {"flow__mode": "auto", "flow__schedule": "one-off", "flow__profile": str(tmp_path / "profile.json")}
     changes = {"flow__devices": 2, "engine__max_seqs": 2, "rollout__max_staleness": 2}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from untail.flow.lending import TOLL
 from untail.flow.plan import Kind, Step
 from untail.flow.search import Cut, Search, Staircase, State, beside, pipelined
 
@@ -93,7 +94,7 @@ class Ways:
             more += cut.apart_s * self.search.work.batch
             busy = float(second.values[lent])
             if max(busy, first.values[devices]) + more < best.seconds:  # with all devices it takes no longer
-                seconds = max(busy, borrower.late_seconds(devices, int(lent), busy)) + more
+                seconds = max(busy, (1 + TOLL) * borrower.late_seconds(devices, int(lent), busy)) + more
                 best = min(best, best._replace(seconds=seconds, devices=(devices, int(lent))))
         return [best] if best.seconds < math.inf else []
 
