@@ -233,10 +233,13 @@ class Exchange:
     gib: float  # of a pass, if a rank lacked everything
     items: float  # of a pass
     gib_s: float
+    wait_s: float = 0.0  # for each other, in a pass
 
     def seconds(self, devices: int, items: int) -> float:
-        passes = max(1.0, items / devices / self.items)
-        return passes * self.gib * (devices - 1) / devices / self.gib_s
+        if devices == 1:
+            return 0.0
+        passes = math.ceil(items / devices / self.items)
+        return passes * (self.wait_s + self.gib * (devices - 1) / devices / self.gib_s)
 
 
 @dataclass(frozen=True)

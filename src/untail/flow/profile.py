@@ -38,7 +38,8 @@ class ExchangeProfile(Strict):
 
     gib: PositiveFloat  # in a pass: the weights twice, forwards and backwards, and the gradients
     responses: PositiveFloat  # of a pass
-    gib_s: PositiveFloat  # between two devices. It is assumed, not measured: give your own
+    gib_s: PositiveFloat  # between two devices; this and `wait_s` are assumed, not measured: give your own
+    wait_s: NotNegative = 0.0  # for each other, in a pass
 
 
 class RolloutProfile(Strict):
@@ -118,7 +119,7 @@ def _learner(profile: Profile, group: int) -> Ranks:
     passes = [_role(profile.roles[name], group) for name in ("logprob", "update") if name in profile.roles]
     measured = max(point.devices for point in profile.roles["update"].points)
     found = profile.exchange
-    exchange = None if found is None else Exchange(found.gib, found.responses / group, found.gib_s)
+    exchange = None if found is None else Exchange(found.gib, found.responses / group, found.gib_s, found.wait_s)
     return Ranks(OneAfterOther(passes), measured, exchange)
 
 

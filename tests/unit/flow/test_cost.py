@@ -107,10 +107,10 @@ def test_a_drifted_role_takes_so_much_more():
 
 def test_ranks_share_the_items_and_pay_for_what_they_exchange():
     alone = Profiled([Point(1, 8, 8.0, 3.0)], swap_s=1.0)
-    ranks = Ranks(alone, 1, Exchange(gib=2.0, items=2.0, gib_s=4.0))
+    ranks = Ranks(alone, 1, Exchange(gib=2.0, items=2.0, gib_s=4.0, wait_s=0.25))
     assert ranks.seconds(1, 8) == 8.0
-    assert ranks.seconds(2, 8) == pytest.approx(4.0 + 2 * 2.0 / 2 / 4.0), "two passes each"
-    assert ranks.seconds(8, 8) == pytest.approx(1.0 + 1 * 2.0 * 7 / 8 / 4.0), "one at least"
+    assert ranks.seconds(2, 8) == pytest.approx(4.0 + 2 * (0.25 + 2.0 / 2 / 4.0)), "two passes each"
+    assert ranks.seconds(8, 8) == pytest.approx(1.0 + 1 * (0.25 + 2.0 * 7 / 8 / 4.0)), "one at least"
     assert (ranks.memory_gib(4, 8), ranks.swap_s(4)) == (3.0, 1.0)
 
 

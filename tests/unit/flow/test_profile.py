@@ -168,7 +168,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 def test_this_machine_is_measured():
     from untail.engine.models.load import load_model
-    from untail.flow.measure import measure
+    from untail.flow.measure import WAIT_S, measure
     from untail.tasks.prepare import prepare
 
     small = ["rollout.prompts=4", "rollout.group=4", "rollout.max_tokens=24", "engine.kv_gib=0.05"]
@@ -183,4 +183,5 @@ def test_this_machine_is_measured():
     numbers = sum(parameter.numel() for parameter in model.decoder.parameters())
     assert made.exchange.gib == pytest.approx(3 * 4 * numbers / 2**30)
     assert made.exchange.responses == 8, "one pass had them all"
+    assert made.exchange.wait_s == pytest.approx(3 * (model.decoder.shape.layers + 1) * WAIT_S["cpu"])
     assert make_plan(training_work(made, recipe, 4)).predicted_step_s > 0
