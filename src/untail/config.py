@@ -184,9 +184,9 @@ class FlowConfig(Strict):
     # Groups that a learner with devices of its own is handed at a time, while the others are still sampled; unset: the
     # whole batch; auto: by the plan.
     portion: PositiveInt | None = None
-    # How weights reach the engines: store (shared memory, or Ray's object store), gloo (torch.distributed; who misses
-    # them there finds them in the store).
-    weights: Literal["store", "gloo"] = "store"
+    # How weights reach the engines: store (shared memory, or Ray's object store), gloo or nccl (torch.distributed; nccl
+    # from GPU to GPU, each of which has one role; who misses them there finds them in the store).
+    weights: Literal["store", "gloo", "nccl"] = "store"
     lease_s: PositiveFloat = 10.0  # a device's owner that has not been heard of for so long loses it
     # After each update the learner's state is kept outside of its process: one that dies costs nothing.
     recover: bool = True

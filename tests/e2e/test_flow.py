@@ -5,6 +5,7 @@ import asyncio
 import os
 
 import pytest
+import torch
 
 from tests.e2e.conftest import SMALL, untail
 from tests.e2e.test_train import timeless
@@ -12,6 +13,7 @@ from tests.helpers.flowing import SMALL as FLOWING
 from tests.helpers.flowing import Outcome, check_books, engine_is_there, small, someone_runs, train
 from untail.engine.models.load import load_model
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
+from untail.learn.checkpoint import Checkpoint, is_sharded, load
 
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores: a device each")
 
@@ -160,8 +162,8 @@ def test_members_move_between_engines_in_different_processes(tmp_path):
 @TWO_CORES
 def test_a_plan_places_the_roles_and_another_one_moves_them(tmp_path):
     """The profile says that an update takes as long as a rollout. Side by side it would hide behind it; it takes next
-    to nothing instead, and after three steps that is known."""
-    rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48])
+    to nothing instead, and after three steps that is known. To lend a device takes too long."""
+    rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48], swap_s=10.0)
     roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=90.0)])}
     Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
     settings = {**FLOWING, "flow.mode": "auto", "flow.schedule": "async", "flow.profile": tmp_path / "profile.json"}
@@ -174,6 +176,22 @@ def test_a_plan_places_the_roles_and_another_one_moves_them(tmp_path):
     assert [run["engines"] for run in told.all("run")] == [1, 2]
     assert [row["step"] for row in told.metrics] == list(range(1, 9))
     check_books(told)
+
+
+@pytest.mark.slow
+@TWO_CORES
+def test_a_plan_lends_the_learners_device(tmp_path):
+    """Few slots, so that responses wait for them: the learner's device comes late, and takes some."""
+    rollout = RolloutProfile(tau=[(1, 1.0), (8, 1.0)], lengths=[48])
+    roles = {"update": RoleProfile(points=[Measured(devices=1, responses=16, seconds=90.0)])}
+    Profile(made_on="nowhere", model="tiny", rollout=rollout, roles=roles).save(tmp_path / "profile.json")
+    auto = {"flow__mode": "auto", "flow__schedule": "one-off", "flow__profile": str(tmp_path / "profile.json")}
+    changes = {"flow__devices": 2, "engine__max_seqs": 2, "rollout__max_staleness": 2}
+    outcome = train(small("grpo", **changes, **auto), tmp_path / "run")
+    (run,) = outcome.all("run")
+    assert run["plan"]["mode"] == "hybrid"
+    assert (run["engines"], run["devices"]) == (2, 2)
+    check_books(outcome)
 
 
 @TWO_CORES
@@ -220,9 +238,45 @@ def test_a_run_goes_on_in_another_mode(tmp_path):
     assert resumed.json["score_after"] == whole.json["score_after"]
 
 
+@pytest.mark.slow
+@TWO_CORES
+def test_a_run_goes_on_with_another_number_of_learners(tmp_path):
+    """Several write their shards, one alone whole tensors; whoever comes next reads what is there."""
+    folder, steps = tmp_path / "run", 0
+    mode = {1: "collocated", 2: "collocated", 0: "local"}
+
+    def go_on(learners: int) -> Checkpoint:
+        nonlocal steps
+        steps += 1
+        flow = (f"--set=flow.mode={mode[learners]}", f"--set=flow.learner_devices={max(1, learners)}")
+        start = [*SMALL, "--set=keep_checkpoints=2"] if steps == 1 else ["--resume"]
+        outcome = untail("train", *start, f"--steps={steps}", *flow, "--set=flow.devices=2", "--out", folder, "--json")
+        assert outcome.code == 0, outcome.err
+        kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        assert kept == [f"step-{step:06d}" for step in range(max(1, steps - 1), steps + 1)]
+        saved = folder / "checkpoints" / f"step-{steps:06d}"
+        assert is_sharded(saved) == (learners > 1)
+        return load(saved)
+
+    counts = [go_on(learners).state["trainer"]["optimizer_steps"] for learners in (2, 2, 0, 2, 1)]
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[0], "nothing was learned"
+    newest = go_on(2)
+    model = load_model(str(folder / "model"), "cpu").decoder
+    weights = {f"weight.{name}": parameter for name, parameter in model.named_parameters()}
+    assert all(torch.equal(newest.tensors[name], weight) for name, weight in weights.items())
+    next((folder / "checkpoints" / f"step-{steps:06d}" / "shards").glob("*.distcp")).write_bytes(b"")
+    for flow in ("flow.mode=local", "flow.mode=collocated"):
+        refused = untail("train", "--resume", f"--steps={steps + 1}", f"--set={flow}", "--out", folder)
+        assert refused.code == 2
+        assert f"step-{steps:06d} cannot be read" in refused.err
+        assert len(refused.err.strip().splitlines()) == 1
+
+
 REFUSED = {
     "more devices than there are": (["flow.mode=disaggregated", "flow.devices=999"], "flow.devices = 999, but this"),
     "no device for an engine": (["flow.mode=disaggregated", "flow.devices=1"], "leaves no device of 1 for an engine"),
+    "nccl between CPUs": (["flow.mode=disaggregated", "flow.weights=nccl"], 'learner are on CPUs; take "gloo"'),
     "async in one process": (["flow.schedule=async"], 'flow.mode = "local" has one device set for both'),
     "portions in turn": (
         ["flow.mode=collocated", "flow.devices=1", "flow.portion=1"],

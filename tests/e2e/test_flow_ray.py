@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.flowing import check_books, small, someone_runs, train
 from tests.helpers.raying import ray_nodes
+from untail.learn.checkpoint import is_sharded, latest, load
 
 
 def test_the_same_losses_on_ray(tmp_path):
@@ -27,6 +28,32 @@ def test_a_batch_in_portions_over_several_ranks(tmp_path):
     assert [row["learn"]["portions"] for row in cut.metrics] == [4, 4, 4]
     assert [loss or 0.0 for loss in cut.losses] == pytest.approx([loss or 0.0 for loss in whole.losses], rel=1e-3)
     check_books(cut)
+
+
+@pytest.mark.slow
+def test_a_plan_places_the_roles_on_ray(tmp_path):
+    """By what a worker measures on the cluster's first device."""
+    with ray_nodes(2, cpus=1):
+        outcome = train(small(flow__mode="auto", flow__backend="ray", steps=2), tmp_path / "run")
+    (run,) = outcome.all("run")
+    assert run["plan"]["predicted_step_s"] > 0
+    assert run["engines"] == run["plan"]["placement"]["rollout"]["count"]
+    check_books(outcome)
+
+
+@pytest.mark.slow
+def test_two_learners_on_two_nodes_lend_their_devices_and_save_their_shards(tmp_path):
+    """Three devices: an engine has one to itself, and two share theirs with a rank each."""
+    flow = {"flow__mode": "hybrid", "flow__backend": "ray", "flow__schedule": "async", "flow__learner_devices": 2}
+    with ray_nodes(3, cpus=1):
+        outcome = train(small("es-grpo", steps=4, **flow), tmp_path / "run")
+    check_books(outcome)
+    assert outcome.engines == 3
+    assert {event["engine"] for event in outcome.all("back")} == {1, 2}, "who had made way came back"
+    saved = latest(tmp_path / "run" / "checkpoints")
+    assert is_sharded(saved)
+    assert len(list((saved / "shards").glob("*.distcp"))) == 2
+    assert load(saved).state["trainer"]["optimizer_steps"] > 0
 
 
 @pytest.mark.slow

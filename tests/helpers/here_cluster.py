@@ -41,6 +41,8 @@ class Way:
 
 
 class HereCluster:
+    on_gpus = False
+
     def __init__(self, devices: int):
         self.devices = list(range(devices))
         self.name = uuid.uuid4().hex

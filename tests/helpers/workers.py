@@ -1,6 +1,7 @@
 """Workers for the tests of the runtime. By themselves in a module that spawned processes can import quickly."""
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -18,6 +19,9 @@ class Echo(Worker):
         self.greeting = greeting
         self.made_as = (self.name, self.rank, self.world, self.devices)
         self.log: list[str] = []
+
+    def collects_after(self) -> tuple[int, int, int]:
+        return gc.get_threshold()
 
     def where(self):
         return self.made_as, os.getpid(), sorted(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS")

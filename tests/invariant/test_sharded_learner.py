@@ -17,6 +17,7 @@ from untail.config import CriticConfig
 from untail.errors import UserError
 from untail.learn import sharded_checkpoint
 from untail.learn.checkpoint import CheckpointError, latest
+from untail.learn.checkpoint import load as load_whole
 from untail.learn.policy import Policy
 from untail.learn.trainer import Trainer
 from untail.types import Batch
@@ -203,6 +204,16 @@ def test_one_goes_on_from_what_two_saved(resumed, folder):
 
 
 @pytest.mark.slow
+def test_what_two_saved_is_read_whole(resumed, folder):
+    saved, trainer = load_whole(latest(folder)), make_trainer(RESUMED)
+    sharded_checkpoint.load(latest(folder), trainer)
+    tensors, numbers = trainer.state_dict()
+    assert (saved.step, saved.state) == (1, {"seed": 7, "trainer": numbers})
+    assert saved.tensors.keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in saved.tensors.items())
+
+
+@pytest.mark.slow
 def test_a_rank_that_cannot_write_leaves_what_was_there(resumed, folder):
     for of_rank in resumed:
         for part in ("cannot write the checkpoint", "rank 1", "No space left on device"):
@@ -225,21 +236,34 @@ def test_a_rank_that_runs_out_of_memory_says_so(tmp_path, monkeypatch):
         trainer.update(uneven_batch(VOCAB))
 
 
-@pytest.mark.parametrize("damage", ["shards/.metadata", "state.json", "a shard", "another model"])
-def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, damage):
+@pytest.mark.parametrize("how", ["missing", "cut", "empty"])
+@pytest.mark.parametrize("damaged", ["shards/.metadata", "state.json", "shards/*.distcp"])
+def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, damaged, how):
     path = sharded_checkpoint.save(tmp_path, 3, make_trainer("recomputed"), {})
-    trainer = make_trainer("recomputed")
-    if damage == "another model":
-        trainer = make_trainer("plain")
-    elif damage == "a shard":
-        next((path / "shards").glob("*.distcp")).unlink()
+    (file,) = path.glob(damaged)
+    if how == "missing":
+        file.unlink()
     else:
-        (path / damage).unlink()
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 if how == "cut" else 0])
+    trainer = make_trainer("recomputed")
+    before = whole(trainer)
+    with pytest.raises(CheckpointError, match=f"{path} cannot be read") as told:
+        sharded_checkpoint.load(path, trainer)
+    assert "\n" not in str(told.value)
+    if file.suffix != ".distcp":
+        assert all(torch.equal(tensor, before[name]) for name, tensor in whole(trainer).items())
+    with pytest.raises(CheckpointError, match=f"{path} cannot be read") as told:
+        load_whole(path)
+    assert "\n" not in str(told.value)
+
+
+def test_a_checkpoint_of_another_model_changes_nothing(tmp_path):
+    path = sharded_checkpoint.save(tmp_path, 3, make_trainer("recomputed"), {})
+    trainer = make_trainer("plain")
     before = whole(trainer)
     with pytest.raises(CheckpointError, match=f"{path} cannot be read"):
         sharded_checkpoint.load(path, trainer)
-    if damage != "a shard":
-        assert all(torch.equal(tensor, before[name]) for name, tensor in whole(trainer).items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in whole(trainer).items())
 
 
 def test_what_is_written(tmp_path):

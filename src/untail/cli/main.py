@@ -10,20 +10,13 @@ import sys
 from typing import Any
 
 from untail.cli.interrupt import INTERRUPTED, quit_at_once
-
-# Objects between two runs of Python's collector, and so on: a run makes millions of small lists and hardly a cycle, and
-# the collector would look through all of them, and all of torch, again and again while the engine's thread waits.
-COLLECT_AFTER = (100_000, 10, 100)
-# Seconds after which a thread that waits for the interpreter gets it. The engine's thread gives it away at each call of
-# torch, some hundreds in a step: if it had to wait for the usual 5 ms each time, the device would wait too.
-SWITCH_AFTER = 0.0005
+from untail.flow import interpreter
 
 
 def main() -> None:
     collected_after, switched_after = gc.get_threshold(), sys.getswitchinterval()
     handled_by = signal.getsignal(signal.SIGINT)
-    gc.set_threshold(*COLLECT_AFTER)
-    sys.setswitchinterval(SWITCH_AFTER)
+    interpreter.tune()
     signal.signal(signal.SIGINT, quit_at_once)  # until a command has something to save
     try:
         sys.exit(_run())

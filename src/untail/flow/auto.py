@@ -4,13 +4,11 @@ Invariant: they sit where the fastest plan for the costs as measured puts them. 
 each step; they move when another mode has become so much faster that the steps that are left pay for the move.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from untail.config import Recipe
 from untail.flow.cluster import Cluster
-from untail.flow.cost import Cost
 from untail.flow.measure import measure
 from untail.flow.placement import Placement
 from untail.flow.plan import Plan
@@ -36,22 +34,6 @@ class ProfileWorker(Worker):
         return measure(self.recipe, load_model(self.recipe.model, config.device, config.dtype), prompts)
 
 
-class OnOne(Cost):
-    """A role that is one process on one device, however many there are."""
-
-    def __init__(self, cost: Cost):
-        self._cost = cost
-
-    def seconds(self, devices: int, items: int) -> float:
-        return self._cost.seconds(1, items)
-
-    def memory_gib(self, devices: int, items: int) -> float:
-        return self._cost.memory_gib(1, items)
-
-    def swap_s(self, devices: int) -> float:
-        return self._cost.swap_s(1)
-
-
 class Auto:
     def __init__(self, work: Work, schedule: str = "sync"):
         self._watch = Watch(work)
@@ -73,8 +55,7 @@ class Auto:
 
     def place(self, devices: list[int]) -> Placement:
         where = self.plan.root.placement()
-        learner = [devices[where["update"][-1]]]
-        engines = [devices[number] for number in where["rollout"]]
+        learner, engines = ([devices[number] for number in where[role]] for role in ("update", "rollout"))
         shared = [device for device in engines if device in learner]
         if self.plan.mode == "collocated":
             return Placement([], engines, learner)
@@ -99,8 +80,7 @@ def work_of(recipe: Recipe, cluster: Cluster, prompts: list[Prompt]) -> Work:
     """By `flow.profile`, or else by what is measured on the cluster's first device."""
     flow = recipe.flow
     profile = _measured(recipe, cluster, prompts) if flow.profile is None else Profile.load(Path(flow.profile))
-    work = training_work(profile, recipe, len(cluster.devices), steady=flow.schedule != "sync")
-    return replace(work, costs={**work.costs, "update": OnOne(work.costs["update"])})
+    return training_work(profile, recipe, len(cluster.devices), steady=flow.schedule != "sync")
 
 
 def _measured(recipe: Recipe, cluster: Cluster, prompts: list[Prompt]) -> Profile:

@@ -27,6 +27,7 @@ Kind = Literal["local", "ray"]
 
 class Cluster(Protocol):
     devices: list[int]
+    on_gpus: bool
     link: Link
     """The driver's own: whatever a worker can do over its link, the driver can."""
 

@@ -10,12 +10,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from untail.errors import DataError
+from untail.flow.lending import seconds_with_late
 
 Seconds = npt.NDArray[np.float64]
 
@@ -34,6 +35,14 @@ class Cost(Protocol):
     def late_s(self, devices: int, items: int) -> float:
         """How much later than its share of a batch's seconds the first portion of so many items leaves it."""
         return 0.0
+
+
+class Borrower(Cost, Protocol):
+    """A role that runs on devices which others let wait, too."""
+
+    def lent_seconds(self, devices: int, late: int, after_s: float) -> float:
+        """Of a whole batch, if so many of its devices come only after they were needed elsewhere for so long."""
+        ...
 
 
 class Curve:
@@ -87,6 +96,7 @@ class Profiled(Cost):
         self._logs = np.log(self._counts)
         self._seconds = [self._curve(count, "seconds") for count in self._counts]
         self._memory = [self._curve(count, "memory_gib") for count in self._counts]
+        self._places: dict[int, float] = {}  # of device counts, among those that were measured
         self._known: dict[tuple[float, int], tuple[float, float]] = {}
 
     def seconds(self, devices: int, items: int) -> float:
@@ -100,9 +110,10 @@ class Profiled(Cost):
 
     def _at(self, devices: int, items: int) -> tuple[float, float]:
         """Between two device counts, in proportion to the logarithm; outside of what was measured, the nearest."""
-        load, place = -(-items // max(1, devices)), 0.0
-        if len(self._counts) > 1:
-            place = float(np.interp(math.log(max(1, devices)), self._logs, range(len(self._counts))))
+        devices = max(1, devices)
+        if devices not in self._places:
+            self._places[devices] = float(np.interp(math.log(devices), self._logs, range(len(self._counts))))
+        load, place = -(-items // devices), self._places[devices]
         if (place, load) not in self._known:
             low, share = int(place), place % 1
             high = min(low + 1, len(self._counts) - 1)
@@ -185,6 +196,16 @@ class Rollout(Cost):
     def swap_s(self, devices: int) -> float:
         return self.load_s
 
+    def lent_seconds(self, devices: int, late: int, after_s: float) -> float:
+        """In proportion to what it takes with all of them. What was begun on devices that it has to leave at once was
+        begun for nothing."""
+        begun = min(self.slots, len(self._expected) / devices) * self.prefill_s
+        shuffled = np.random.default_rng(0).permutation(self._expected).tolist()
+        with_all, with_late = (
+            seconds_with_late(shuffled, self.slots, self.tau, devices, late, after) for after in (0.0, after_s + begun)
+        )
+        return float(self.seconds(devices, self.batch) * with_late / with_all)
+
     def _ends(self, devices: int) -> Seconds:
         """When the groups of the fullest device are whole, the first one first. It has the longest response of all, and
         of every `devices` further ones the longest. They come in no order: who is long is not known."""
@@ -215,8 +236,50 @@ class Scaled(Cost):
     def late_s(self, devices: int, items: int) -> float:
         return self.factor * self.cost.late_s(devices, items)
 
+    def lent_seconds(self, devices: int, late: int, after_s: float) -> float:
+        return self.factor * cast(Borrower, self.cost).lent_seconds(devices, late, after_s / self.factor)
+
     def memory_gib(self, devices: int, items: int) -> float:
         return self.cost.memory_gib(devices, items)
+
+    def swap_s(self, devices: int) -> float:
+        return self.cost.swap_s(devices)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What ranks that share out items and weights (FSDP2) send each other: in every pass each gathers the weights that
+    it lacks, forwards and backwards, and its gradients are summed."""
+
+    gib: float  # of a pass, if a rank lacked everything
+    items: float  # of a pass
+    gib_s: float
+    wait_s: float = 0.0  # for each other, in a pass
+
+    def seconds(self, devices: int, items: int) -> float:
+        if devices == 1:
+            return 0.0
+        passes = math.ceil(items / devices / self.items)
+        return passes * (self.wait_s + self.gib * (devices - 1) / devices / self.gib_s)
+
+
+@dataclass(frozen=True)
+class Ranks(Cost):
+    """A role whose ranks work on one result. With more of them than it was measured with they exchange more; where it
+    is not known how much, more are of no use."""
+
+    cost: Cost
+    measured: int  # the most devices
+    exchange: Exchange | None = None
+
+    def seconds(self, devices: int, items: int) -> float:
+        if self.exchange is None or devices <= self.measured:
+            return self.cost.seconds(min(devices, self.measured), items)
+        more = self.exchange.seconds(devices, items) - self.exchange.seconds(self.measured, items)
+        return self.cost.seconds(devices, items) + max(0.0, more)
+
+    def memory_gib(self, devices: int, items: int) -> float:
+        return self.cost.memory_gib(devices if self.exchange else min(devices, self.measured), items)
 
     def swap_s(self, devices: int) -> float:
         return self.cost.swap_s(devices)

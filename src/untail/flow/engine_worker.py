@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from untail.backends.base import EngineLost, Load
 from untail.backends.seat import Order, Seat, Turn
 from untail.backends.step_clock import LATENCY
 from untail.config import Recipe
+from untail.engine.models.decoder import Decoder
 from untail.engine.models.load import load_model, memory_of
 from untail.engine.runner import Runner
 from untail.engine.weights import Source
 from untail.flow.build import build_engine
-from untail.flow.exchange import Exchange
+from untail.flow.exchange import CPU, Exchange
 from untail.flow.failures import WorkerLost
 from untail.flow.far_drafters import name_of
 from untail.flow.link import Link
@@ -31,6 +33,11 @@ from untail.types import Chunk
 
 TURN_S = 0.02  # far longer than a message to the driver and back takes
 POLICY = "policy"  # under this name the learner publishes its weights
+
+
+def exchange_device(recipe: Recipe, decoder: Decoder) -> torch.device:
+    """Where weights are sent from and received: NCCL goes from GPU to GPU, gloo through the hosts."""
+    return decoder.embed.device if recipe.flow.weights == "nccl" else CPU
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class WorkerSeat(Seat):
 
 class EngineWorker(Worker):
     def __init__(self, recipe: Recipe):
+        self._recipe = recipe
         model = load_model(recipe.model, recipe.engine.device, recipe.engine.dtype)
         self.engine, self.speculator = build_engine(recipe, model)
         self.seat = WorkerSeat(self._link, self.engine, LATENCY if recipe.deterministic else None)
@@ -97,7 +105,7 @@ class EngineWorker(Worker):
         self._hurry.set()
 
     def join_exchange(self, address: str, rank: int, world: int) -> None:
-        self._exchange = Exchange(address, rank, world)
+        self._exchange = Exchange(address, rank, world, exchange_device(self._recipe, self.engine.decoder))
 
     def receive_weights(self) -> None:
         """What the learner sends now; `load_weights` uses it."""

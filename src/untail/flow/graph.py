@@ -27,6 +27,7 @@ class Node:
 
     name: str
     on_host: bool = False  # it takes no device, and runs beside whatever has them
+    borrows: bool = False  # it runs on devices that others let wait, too; its cost is a Borrower's
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 Invariant: after `update` the weights of that version are published whole, and with them all that the next update
 depends on: a learner that dies costs nothing but the update it was at, which is made again from the same batch and the
 same state, whatever it had learned of that batch ahead. All ranks are called alike, and rank 0 speaks for them: what is
-published or saved does not show how many there were, and any number goes on from it.
+published does not show how many there were. A checkpoint of several is written by all of them, each its own part, and
+any number goes on from it.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from untail.engine.models.load import load_model
 from untail.errors import UserError, WeightsError
 from untail.flow.beside_learner import BesideLearner
 from untail.flow.build import build_trainer
-from untail.flow.engine_worker import POLICY
+from untail.flow.engine_worker import POLICY, exchange_device
 from untail.flow.exchange import Exchange
 from untail.flow.weights import Tensors, fetch, publish
 from untail.flow.worker import Worker
@@ -37,6 +38,7 @@ class LearnerWorker(Worker):
         self.model = load_model(recipe.model, recipe.engine.device, recipe.engine.dtype)
         self._keeps_state = recipe.flow.recover
         self.beside = BesideLearner(recipe, self.model.decoder, self.rank, self.world)
+        self._newest: tuple[int, dict[str, Tensor]] | None = None  # rank 0's whole weights, if they are to be sent
         if self.world == 1:
             self.trainer = build_trainer(recipe, self.model.decoder, self.beside.hear)
 
@@ -47,11 +49,15 @@ class LearnerWorker(Worker):
         self.trainer = build_trainer(self.recipe, self.model.decoder, self.beside.hear, dist.group.WORLD)
 
     def join_exchange(self, address: str, rank: int, world: int) -> None:
-        self._exchange = Exchange(address, rank, world)
+        self._exchange = Exchange(address, rank, world, exchange_device(self.recipe, self.model.decoder))
 
     def send_weights(self, version: int) -> None:
-        """What was published as this version, to all members of the exchange. Rank 0 alone."""
-        self._exchange.send(version, fetch(self._link, POLICY, version)[1].tensors)
+        """What was published as this version, to all members of the exchange. Rank 0 alone, before the next update."""
+        newest, self._newest = self._newest, None
+        if newest is not None and newest[0] == version:
+            self._exchange.send(version, newest[1])
+        else:  # another learner has published it
+            self._exchange.send(version, fetch(self._link, POLICY, version)[1].tensors)
 
     async def occupied(self, share: float) -> None:
         """What share of its slots is busy of the engine on this device: where few are, drafters learn."""
@@ -113,6 +119,25 @@ class LearnerWorker(Worker):
         if version:
             self._publish(version, whole, {})
 
+    def save(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
+        """A checkpoint, each rank its part."""
+        from untail.learn import sharded_checkpoint
+
+        drafted, drafters = self.beside.training.state_dict()
+        return sharded_checkpoint.save(folder, step, self.trainer, state | {"draft": drafters}, keep, drafted)
+
+    def restore(self, path: Path, version: int) -> None:
+        """From what several ranks have saved, however many they were."""
+        from untail.learn import sharded_checkpoint
+
+        drafted, _ = self.beside.training.state_dict()
+        with self.beside.at_rest():
+            state = sharded_checkpoint.load(path, self.trainer, drafted)
+            whole = self._weights()
+            self.beside.training.load_state_dict(drafted, state["draft"])
+        if version:
+            self._publish(version, whole, {})
+
     def export(self, folder: Path) -> None:
         """And the drafters that learned, beside it."""
         self.beside.training.export(folder.parent / "drafter")
@@ -149,6 +174,8 @@ class LearnerWorker(Worker):
             named[STATE] = Tensors(tensors, {**state, "figures": figures})
         if self.rank == 0:
             publish(self._link, version, named)
+            if self.recipe.flow.weights != "store":
+                self._newest = version, dict(named[POLICY].tensors)
 
     def _first_has(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """All ranks have to take every tensor, and only rank 0 keeps them."""

@@ -39,6 +39,7 @@ DRIVER = "driver"
 class LocalCluster:
     def __init__(self, devices: int | None = None, lease_s: float = LEASE_S):
         self._gpus = _gpus()
+        self.on_gpus = self._gpus > 0
         self._cores = sorted(os.sched_getaffinity(0))
         there = self._gpus or len(self._cores)
         self.devices = list(range(check_count(devices, there, "machine")))

@@ -2,7 +2,8 @@
 
 Invariant: what is measured is what a run does: the engine's own steps, the trainer's own update; what is done for the
 first time is left out. What a role needs is the most that was held while it ran: of the device on a GPU, of the process
-elsewhere.
+elsewhere. What cannot be measured on one device, the way from one to another, is assumed (`GIB_S`, `WAIT_S`), and the
+profile says so.
 """
 
 import platform
@@ -21,14 +22,19 @@ from torch import Tensor
 
 from untail.config import Recipe
 from untail.engine.engine import Engine
+from untail.engine.models.decoder import Decoder
 from untail.engine.models.load import LoadedModel, memory_of
 from untail.flow.cost import Curve
-from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
+from untail.flow.profile import ExchangeProfile, Measured, Profile, RoleProfile, RolloutProfile
 from untail.learn.trainer import Trainer
 from untail.types import Batch, Group, Prompt, SamplingParams, SequenceSpec, Trajectory
 
 GIB = 2**30
 GROUPS = 8  # that are rolled out, unless a step has fewer
+# Between the ranks of a learner, a second: two processes of a CPU over gloo, as measured on one; PCIe 4, as it is sold.
+GIB_S = {"cpu": 0.4, "cuda": 20.0}
+# For each other, whenever they exchange something: on two cores that others use, too, as measured; on GPUs, a guess.
+WAIT_S = {"cpu": 0.01, "cuda": 1e-4}
 
 
 def measure(recipe: Recipe, model: LoadedModel, prompts: list[Prompt], most_groups: int = GROUPS) -> Profile:
@@ -41,6 +47,9 @@ def measure(recipe: Recipe, model: LoadedModel, prompts: list[Prompt], most_grou
     weights = list(model.decoder.parameters())
     trainer = Trainer(model.decoder, recipe.learn, recipe.rollout.temperature, recipe.rollout.max_tokens)
     trainer.update(Batch(1, groups))
+    exchange = _exchange(
+        model.decoder, sum(len(group.trajectories) for group in groups) / max(1, trainer.memory.passes)
+    )
     halves = [groups[: max(1, count // 2)], groups]
     updates = [_update(trainer, Batch(step, part), memory) for step, part in enumerate(halves, 2)]
     state = list(trainer.state_dict()[0].values())
@@ -55,6 +64,7 @@ def measure(recipe: Recipe, model: LoadedModel, prompts: list[Prompt], most_grou
         sync_s=_swap_s(weights) / 2,  # one way
         rollout=RolloutProfile(**rollout, swap_s=_swap_s(weights)),
         roles=roles,
+        exchange=exchange,
     )
 
 
@@ -127,6 +137,15 @@ def _update(trainer: Trainer, batch: Batch, memory: PeakMemory) -> tuple[Measure
     responses = sum(len(group.trajectories) for group in batch.groups)
     point = lambda name: Measured(devices=1, responses=responses, seconds=figures[name], memory_gib=memory.gib)
     return point("logprob_s"), point("update_s")
+
+
+def _exchange(decoder: Decoder, responses: float) -> ExchangeProfile:
+    """Of a pass over so many. Each layer, and the rest of the weights, is gathered forwards and backwards, and its
+    gradients are summed, in float32 or better."""
+    weights, kind = list(decoder.parameters()), decoder.embed.device.type
+    sent = sum(2 * weight.nbytes + weight.numel() * max(4, weight.element_size()) for weight in weights)
+    wait_s = 3 * (len(decoder.layers) + 1) * WAIT_S[kind]
+    return ExchangeProfile(gib=sent / GIB, responses=responses, gib_s=GIB_S[kind], wait_s=wait_s)
 
 
 def _swap_s(tensors: Iterable[Tensor]) -> float:

@@ -55,6 +55,16 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
     flow = recipe.flow
     if flow.profile is not None and flow.mode != "auto":
         raise ConfigError(f'flow.profile = "{flow.profile}" is for flow.mode = "auto"; drop it, or set that')
+    if flow.weights != "store" and flow.mode == "local":
+        raise ConfigError(
+            f'flow.weights = "{flow.weights}" is for engines and a learner in processes of their own, and flow.mode = '
+            '"local" has them in one; drop it, or take another mode'
+        )
+    if flow.mode == "auto" and flow.learner_devices > 1:
+        raise ConfigError(
+            f'flow.learner_devices = {flow.learner_devices}, but with flow.mode = "auto" a plan gives the learner its '
+            "devices; drop it, or take the mode that untail plan names"
+        )
     if flow.mode == "auto" and recipe.deterministic:
         raise ConfigError(
             'deterministic = true, but flow.mode = "auto" places the roles by what they take; take the mode that '
@@ -80,4 +90,19 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
     if lead_of(recipe) > staleness_of(recipe):
         raise ConfigError(
             f'flow.schedule = "one-off" needs rollout.max_staleness >= 1, and it is {recipe.rollout.max_staleness}'
+        )
+
+
+def refuse_nccl(recipe: Recipe, placement: Placement, on_gpus: bool) -> None:
+    """Where weights cannot go from GPU to GPU."""
+    if recipe.flow.weights != "nccl":
+        return
+    if not on_gpus or recipe.engine.device == "cpu":
+        raise ConfigError(
+            'flow.weights = "nccl" goes from GPU to GPU, and engines and learner are on CPUs; take "gloo"'
+        )
+    if placement.shared:
+        raise ConfigError(
+            f'flow.weights = "nccl" wants a GPU for each, and device {placement.shared[0]} has an engine and the '
+            'learner; take "gloo", or flow.mode = "disaggregated"'
         )

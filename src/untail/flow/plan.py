@@ -1,15 +1,16 @@
 """A plan: which role runs where, in turn with another or side by side, in which portions, and what that takes.
 
 Invariant: a plan is a tree whose leaves are the graph's nodes, each once. Its mode follows from it: collocated where
-all take turns, disaggregated where none do, hybrid otherwise. Roles on the host take nobody's devices and count for
-neither.
+all take turns, disaggregated where none do, hybrid where some do, or where one lends its devices while it waits. Roles
+on the host take nobody's devices and count for neither.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["in turn", "side by side"]
+Kind = Literal["in turn", "side by side", "lent"]
+"""Lent: side by side, and the first runs on the devices of the second, too, while that waits."""
 Mode = Literal["collocated", "disaggregated", "hybrid"]
 
 
@@ -55,9 +56,9 @@ class Step:
         match sorted(self.kinds):
             case ["side by side"]:
                 return "disaggregated"
-            case ["in turn", "side by side"]:
-                return "hybrid"
-        return "collocated"
+            case [] | ["in turn"]:
+                return "collocated"
+        return "hybrid"
 
     def placement(self, first: int = 0) -> dict[str, range]:
         """The devices of every role; of one on the host, none."""
@@ -65,7 +66,8 @@ class Step:
             return {self.node: range(first, first + self.devices)}
         found: dict[str, range] = {}
         for part in self.parts:
-            found |= part.placement(first)
+            last = first + self.devices - part.devices
+            found |= part.placement(last if self.kind == "lent" else first)
             first += part.devices if self.kind == "side by side" else 0
         return found
 

@@ -15,6 +15,11 @@ from untail.flow.work import Work
 
 ONLY: dict[Mode, Kind] = {"collocated": "in turn", "disaggregated": "side by side"}
 MOST = 8  # ways that are told of
+WORDS: dict[Kind, str] = {
+    "in turn": "in turn before",
+    "side by side": "side by side with",
+    "lent": "also on the waiting devices of",
+}
 
 
 def make_plan(work: Work) -> Plan:
@@ -27,7 +32,7 @@ def make_plan(work: Work) -> Plan:
     alternatives = _distinct(root, [_alternative(work, _step(ways, o), root, o) for o in options[1:MOST]])
     for mode in ONLY:
         if options and mode not in {root.mode, *(other.mode for other in alternatives)}:
-            alternatives.append(_only(work, mode, root))
+            alternatives.append(_only(ways, mode, root))
     alternatives.sort(key=lambda other: math.inf if other.seconds is None else other.seconds)
     return Plan(root, work.devices, tuple(alternatives), (time.perf_counter() - began) * 1000)
 
@@ -59,16 +64,16 @@ def _step(ways: Ways, option: Option) -> Step:
     return ways.step(ways.search.whole, option, ways.search.work.batch)
 
 
-def _only(work: Work, mode: Mode, best: Step) -> Alternative:
+def _only(all_ways: Ways, mode: Mode, best: Step) -> Alternative:
     """The fastest of a mode: only in turn, or only side by side."""
-    ways = Ways(Search(work, [ONLY[mode]]))
+    ways = Ways(all_ways.search.only(ONLY[mode]))
     option = _options(ways)[0]
-    return _alternative(work, _step(ways, option), best, option, mode)
+    return _alternative(ways.search.work, _step(ways, option), best, option, mode)
 
 
 def _alternative(work: Work, step: Step, best: Step, option: Option, mode: Mode | None = None) -> Alternative:
     first, second = step.parts
-    what = f"{first.name} {option.kind} {'before' if option.kind == 'in turn' else 'with'} {second.name}"
+    what = f"{first.name} {WORDS[option.kind]} {second.name}"
     if math.isinf(step.seconds):
         mode = mode or ("disaggregated" if option.kind == "side by side" else step.mode)
         return Alternative(mode, what, None, _what_does_not_fit(work, step))

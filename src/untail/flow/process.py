@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from untail import __version__
+from untail.flow import interpreter
 from untail.flow.failures import FlowError
 from untail.flow.handle import finished
 from untail.flow.link import Link
@@ -37,7 +38,9 @@ class Start:
 
 
 def settle_on(gpus: list[int], cores: list[int], threads: int) -> None:
-    """Use these GPUs, or these cores, and nothing else."""
+    """What every worker's process begins with, here and on Ray: it uses these GPUs, or these cores, and nothing else,
+    and collects garbage as seldom as the driver does."""
+    interpreter.tune()
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     if cores:

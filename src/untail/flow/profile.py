@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from untail import __version__
 from untail.config import NotNegative, PositiveFloat, PositiveInt, Recipe, Strict
 from untail.errors import DataError
-from untail.flow.cost import Cost, Curve, OneAfterOther, Point, Profiled, Rollout
+from untail.flow.cost import Cost, Curve, Exchange, OneAfterOther, Point, Profiled, Ranks, Rollout
 from untail.flow.graph import Edge, Graph, Node
 from untail.flow.work import Work
 from untail.learn.rules import needs_whole_batch, rules_of
@@ -38,6 +38,15 @@ class RoleProfile(Strict):
     swap_s: NotNegative = 0.0  # to load it and to take it off
 
 
+class ExchangeProfile(Strict):
+    """What the ranks of a learner that is spread over several devices would send each other."""
+
+    gib: PositiveFloat  # in a pass: the weights twice, forwards and backwards, and the gradients
+    responses: PositiveFloat  # of a pass
+    gib_s: PositiveFloat  # between two devices; this and `wait_s` are assumed, not measured: give your own
+    wait_s: NotNegative = 0.0  # for each other, in a pass
+
+
 class RolloutProfile(Strict):
     tau: Annotated[list[tuple[PositiveFloat, PositiveFloat]], Field(min_length=1)]  # responses in a step, its seconds
     lengths: Annotated[list[PositiveInt], Field(min_length=1)]
@@ -55,6 +64,7 @@ class Profile(Strict):
     sync_s: NotNegative = 0.0  # new weights for engines that have devices of their own
     rollout: RolloutProfile
     roles: dict[Literal["reward", "logprob", "update"], RoleProfile]
+    exchange: ExchangeProfile | None = None  # unset: unknown; no more learners are planned than were measured
 
     def save(self, path: Path) -> None:
         try:
@@ -83,12 +93,11 @@ def training_work(profile: Profile, recipe: Recipe, devices: int, steady: bool =
     """A step of this recipe on so many devices. An item is a group. The learner makes its log-probs itself, so that
     they are part of the update, and is handed groups as they come, if it need not have all of a batch first; rewards
     are the host's."""
-    nodes = [Node("rollout"), Node("update")]
+    nodes = [Node("rollout", borrows=True), Node("update")]
     edges = [Edge("rollout", "update", "groups")]
     edges.append(Edge("update", "rollout", "weights", apart_s=profile.sync_s, next_step=True))
     group = recipe.rollout.group
-    learner = [_role(profile.roles[name], group) for name in ("logprob", "update") if name in profile.roles]
-    costs: dict[str, Cost] = {"rollout": _rollout(profile.rollout, recipe), "update": OneAfterOther(learner)}
+    costs: dict[str, Cost] = {"rollout": _rollout(profile.rollout, recipe), "update": _learner(profile, group)}
     if "reward" in profile.roles:
         nodes.append(Node("reward", on_host=True))
         edges += [Edge("rollout", "reward", "responses"), Edge("reward", "update", "rewards")]
@@ -118,6 +127,14 @@ def _rollout(profile: RolloutProfile, recipe: Recipe) -> Rollout:
         gib=profile.memory_gib,
         load_s=profile.swap_s,
     )
+
+
+def _learner(profile: Profile, group: int) -> Ranks:
+    passes = [_role(profile.roles[name], group) for name in ("logprob", "update") if name in profile.roles]
+    measured = max(point.devices for point in profile.roles["update"].points)
+    found = profile.exchange
+    exchange = None if found is None else Exchange(found.gib, found.responses / group, found.gib_s, found.wait_s)
+    return Ranks(OneAfterOther(passes), measured, exchange)
 
 
 def _role(profile: RoleProfile, group: int) -> Profiled:

@@ -43,7 +43,8 @@ class RayCluster:
             join(address)
         self.name = uuid.uuid4().hex
         self.lease_s = lease_s
-        self._kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
+        self.on_gpus = bool(ray.cluster_resources().get("GPU"))
+        self._kind = "GPU" if self.on_gpus else "CPU"
         there = int(ray.cluster_resources().get(self._kind, 0))
         try:
             count = check_count(devices, there, "Ray cluster")

@@ -41,7 +41,8 @@ def profile_of_run(folder: Path) -> Profile:
     lengths = [end["tokens"] for step in steps for end in step.all("end") if end["end"] in ("stop", "length")]
     if not lengths:
         raise DataError(f"no response of the run {folder} came to its own end; there are no lengths to plan with")
-    roles: dict[Any, RoleProfile] = {"update": _role(rows, "update_s"), "logprob": _role(rows, "logprob_s")}
+    learners = _learners(run)
+    roles: dict[Any, RoleProfile] = {name: _role(rows, f"{name}_s", learners) for name in ("update", "logprob")}
     if scored := [_scoring(step) for step in steps if step.all("score")]:
         roles["reward"] = RoleProfile(points=scored)
     return Profile(
@@ -72,12 +73,20 @@ def _read(path: Path) -> tuple[Event, list[StepEvents]]:
     return run, steps
 
 
-def _role(rows: list[dict[str, Any]], phase: str) -> RoleProfile:
+def _learners(run: Event) -> int:
+    """Devices of the learner: by its plan, or else by its recipe."""
+    if "plan" in run:
+        return max(1, run["plan"]["placement"]["update"]["count"])
+    flow = run["recipe"].get("flow", {})
+    return 1 if flow.get("mode", "local") == "local" else flow["learner_devices"]
+
+
+def _role(rows: list[dict[str, Any]], phase: str, devices: int) -> RoleProfile:
     """Steps that trained the same number of responses are one point."""
     seconds: dict[int, list[float]] = defaultdict(list)
     for row in rows:
         seconds[max(1, row["trajectories"])].append(row["learn"].get(phase, 0.0))
-    points = [Measured(devices=1, responses=n, seconds=median(taken)) for n, taken in sorted(seconds.items())]
+    points = [Measured(devices=devices, responses=n, seconds=median(taken)) for n, taken in sorted(seconds.items())]
     return RoleProfile(points=points)
 
 

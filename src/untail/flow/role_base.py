@@ -161,8 +161,8 @@ class Roles(Judge):
         """What a checkpoint needs of the learner: tensors, and what goes into its state."""
 
     @abstractmethod
-    async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Learner and engines as they were after `step`."""
+    async def relearn(self, path: Path, state: dict[str, Any]) -> None:
+        """Learner and engines as they were when this checkpoint was saved with this state."""
 
     @abstractmethod
     async def write_model(self, folder: Path) -> None:
@@ -243,19 +243,22 @@ class Roles(Judge):
         self._memory = memory.remember(self.controller.stage)
 
     async def save(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
-        tensors, learned = await self.learned()
         self.history.commit()
         own = {"records": self.history.count(step), "rollout": memory.written(self._memory)}
-        return await self.aside(checkpoint.save, folder, step, tensors, {**learned, **own, **state}, keep)
+        return await self.write_checkpoint(folder, step, own | state, keep)
+
+    async def write_checkpoint(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
+        tensors, learned = await self.learned()
+        return await self.aside(checkpoint.save, folder, step, tensors, learned | state, keep)
 
     async def restore(self, path: Path) -> dict[str, Any]:
         """Weights, optimizer and version as they were; the rest of what was saved comes back."""
-        saved = checkpoint.load(path)
-        self.history.truncate(saved.step)
-        self._refuse_lost_history(path, saved.step, saved.state)
-        self._restore_rollout(path, saved.state)
-        await self.relearn(saved.step, saved.tensors, saved.state)
-        return saved.state
+        step, state = checkpoint.step_of(path), checkpoint.read_state(path, "trainer")
+        await self.relearn(path, state)
+        self.history.truncate(step)
+        self._refuse_lost_history(path, step, state)
+        self._restore_rollout(path, state)
+        return state
 
     def _refuse_lost_history(self, path: Path, step: int, state: dict[str, Any]) -> None:
         """It cannot be made again from the events: they hold neither token ids nor what an earlier run handed over."""

@@ -19,6 +19,7 @@ from untail.engine.models.load import LoadedModel
 from untail.flow.build import build_draft_training, build_engine, build_trainer
 from untail.flow.in_turn import InTurn, build_beside
 from untail.flow.role_base import Judge, Roles, Tables
+from untail.learn import checkpoint
 from untail.learn.memory import gauge_of
 from untail.rollout.certain import Give
 from untail.rollout.stage import Emit
@@ -88,13 +89,14 @@ class LocalRoles(LocalJudge, Roles):
             state["chooser"] = self.speculator.state()
         return tensors | drafted, {"trainer": numbers, "draft": state}
 
-    async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self.trainer.load_state_dict(tensors, state["trainer"])
-        self.drafters.load_state_dict(tensors, state["draft"])
+    async def relearn(self, path: Path, state: dict[str, Any]) -> None:
+        saved = checkpoint.load(path)
+        self.trainer.load_state_dict(saved.tensors, state["trainer"])
+        self.drafters.load_state_dict(saved.tensors, state["draft"])
         if self.speculator is not None and "chooser" in state["draft"]:  # those of engines in workers are not saved
             self.speculator.restore(state["draft"]["chooser"])
-        if step:
-            await self.backend.load_weights(None, step)
+        if saved.step:
+            await self.backend.load_weights(None, saved.step)
 
     async def write_model(self, folder: Path) -> None:
         await self.aside(save_folder, self.model.decoder, self.model.tokenizer, folder)

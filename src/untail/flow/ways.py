@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from untail.flow.lending import TOLL
 from untail.flow.plan import Kind, Step
-from untail.flow.search import Cut, Search, State, pipelined
+from untail.flow.search import Cut, Search, Staircase, State, beside, pipelined
 
 
 class Option(NamedTuple):
@@ -44,6 +45,8 @@ class Ways:
                 if state == "steady" and part not in self.search.rounds:
                     found.append(self._overlap_option(cut, devices, row))
                 found.append(self._split_option(part, cut, devices, row, state))
+            if "lent" in self.search.kinds and state == "steady" and part == self.search.whole:
+                found += self._lent_options(part, cut, devices, row)
         return sorted(found, key=lambda option: option.seconds)
 
     def _turn_option(self, part: int, cut: Cut, devices: int, row: int, state: State) -> Option:
@@ -64,8 +67,7 @@ class Ways:
             if self.search.sizes[row] % self.search.sizes[small] == 0:
                 one, other = (self.search.values(half, "resident")[small] for half in cut.halves)
                 own, rest = one[counts], other[devices - counts]
-                slower = np.maximum(own, rest)
-                critical = own + rest if cut.leads else slower
+                critical, slower = beside(own, rest, cut.leads)
                 portions = self.search.sizes[row] // self.search.sizes[small]
                 late = (self.search.late(cut.halves[0], small).values[counts] + own, rest) if cut.leads else None
                 total = pipelined(critical, slower, portions, rounds, late) + loads
@@ -81,6 +83,23 @@ class Ways:
         count = int(np.argmin(slower))
         seconds = float(slower[count]) + cut.apart_s * self.search.work.batch
         return Option(seconds, "side by side", cut.halves, (count, devices - count), row, "steady")
+
+    def _lent_options(self, part: int, cut: Cut, devices: int, row: int) -> list[Option]:
+        """One, if there is any: with the fastest of the numbers of devices that make the second half faster."""
+        borrower = self.search.borrower(cut)
+        if borrower is None:
+            return []
+        first, second = (Staircase(self.search.values(half, "steady")[row]) for half in cut.halves)
+        best = Option(math.inf, "lent", cut.halves, (devices, 0), row, "steady")
+        for lent in second.steps[(second.steps > 0) & (second.steps < devices)]:
+            loads = [float(self.search.load(half).values[lent]) for half in cut.halves]
+            more = loads[0] if self.search.fits(part)[row][lent] else sum(loads)
+            more += cut.apart_s * self.search.work.batch
+            busy = float(second.values[lent])
+            if max(busy, first.values[devices]) + more < best.seconds:  # with all devices it takes no longer
+                seconds = max(busy, (1 + TOLL) * borrower.lent_seconds(devices, int(lent), busy)) + more
+                best = min(best, best._replace(seconds=seconds, devices=(devices, int(lent))))
+        return [best] if best.seconds < math.inf else []
 
     def build(self, part: int, devices: int, row: int, state: State = "resident") -> Step:
         if not self.search.is_node(part):

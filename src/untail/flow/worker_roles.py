@@ -29,11 +29,12 @@ from untail.flow.failures import FlowError, WorkerFailed, WorkerLost
 from untail.flow.far_drafters import FarDrafters
 from untail.flow.handle import Handle
 from untail.flow.learner_worker import LearnerWorker
-from untail.flow.placement import lead_of, place, refuse_what_cannot_be, staleness_of
+from untail.flow.placement import lead_of, place, refuse_nccl, refuse_what_cannot_be, staleness_of
 from untail.flow.portions import Portions, portion_of
 from untail.flow.role_base import Roles, Tables
 from untail.flow.switch import Turns
 from untail.flow.worker import OneWorker, WorkerGroup
+from untail.learn import checkpoint
 from untail.rollout import memory
 from untail.types import Batch, Event, Group, Prompt, Trajectory
 
@@ -88,6 +89,7 @@ class WorkerRoles(Roles):
 
     def _refuse(self, recipe: Recipe) -> None:
         refuse_what_cannot_be(recipe)
+        refuse_nccl(recipe, self.placement, self.cluster.on_gpus)
         engines = len(self.placement.alone) + len(self.placement.shared)
         if recipe.deterministic and engines > 1:
             raise ConfigError(
@@ -161,7 +163,7 @@ class WorkerRoles(Roles):
 
         async with self._weights:
             self.version = version
-            if self.recipe.flow.weights == "gloo":
+            if self.recipe.flow.weights != "store":
                 await self._send(version)
             await asyncio.gather(*map(bring, self._seated))
         if self._ahead is not None:
@@ -333,16 +335,25 @@ class WorkerRoles(Roles):
         learned: tuple[dict[str, Tensor], dict[str, Any]] = (await self.learner.state_dict())[0]
         return learned
 
-    async def relearn(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        own = {"trainer": state["trainer"], "draft": state["draft"]}
-        await self.learner.load_state_dict(tensors, own, step)
+    async def write_checkpoint(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
+        if len(self.learner) == 1:
+            return await super().write_checkpoint(folder, step, state, keep)
+        return (await self.learner.save(folder.absolute(), step, state, keep))[0]
+
+    async def relearn(self, path: Path, state: dict[str, Any]) -> None:
+        step = checkpoint.step_of(path)
+        if len(self.learner) > 1 and checkpoint.is_sharded(path):
+            await self.learner.restore(path.absolute(), step)
+        else:
+            own = {"trainer": state["trainer"], "draft": state["draft"]}
+            await self.learner.load_state_dict(checkpoint.load(path).tensors, own, step)
         if step:
             await self._engines_come()
             await self._bring_weights(step)
         await self.drafters.bring()
 
     async def write_model(self, folder: Path) -> None:
-        await self.learner.export(folder)
+        await self.learner.export(folder.absolute())
 
     async def close(self) -> None:
         try:

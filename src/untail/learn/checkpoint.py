@@ -1,4 +1,5 @@
-"""Checkpoints that are whole or not there: `FOLDER/step-000120/` with tensors.safetensors and state.json, no pickle.
+"""Checkpoints that are complete or not there: `FOLDER/step-000120/` with state.json and tensors.safetensors, no pickle;
+or, of a learner with several ranks, with the folder `shards` in the place of the tensors (sharded_checkpoint.py).
 
 Invariant: a folder named `step-...` is complete and on the disk. It is written aside as `.tmp-...`, every file and
 folder is synced, then it is renamed. Whatever goes wrong before the rename leaves the earlier checkpoints as they
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from untail.errors import UserError
 
-TENSORS, STATE = "tensors.safetensors", "state.json"
+TENSORS, SHARDS, STATE = "tensors.safetensors", "shards", "state.json"
 
 
 class CheckpointError(UserError):
@@ -76,7 +77,16 @@ def latest(folder: Path) -> Path | None:
     return max(_complete(folder), key=step_of, default=None)
 
 
+def is_sharded(path: Path) -> bool:
+    return (path / SHARDS).is_dir()
+
+
 def load(path: Path) -> Checkpoint:
+    """Of either form, with whole tensors."""
+    if is_sharded(path):
+        from untail.learn.sharded_checkpoint import read_whole  # costs a second to import, which few need to pay
+
+        return Checkpoint(step_of(path), read_whole(path), read_state(path))
     try:
         return Checkpoint(step_of(path), load_file(path / TENSORS), read_state(path))
     except (OSError, SafetensorError) as error:

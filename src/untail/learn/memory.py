@@ -118,6 +118,7 @@ class Memory:
         self._most: Limit | None = None  # tokens of a pass of several sequences
         self._most_kept: Limit | None = None  # tokens of a sequence whose activations are kept
         self._free = 0  # when the passes under way began
+        self.passes = 0  # that were made with the policy's gradient
 
     @property
     def wanted(self) -> int:
@@ -172,6 +173,7 @@ class Memory:
             gc.collect()
             if self._gauge is not None:
                 torch.cuda.empty_cache()
+        self.passes += len(micros) if measure else 0
 
     def _try(
         self, micros: list[MicroBatch], work: Callable[[MicroBatch], None], measure: bool

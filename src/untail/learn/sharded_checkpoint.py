@@ -1,9 +1,10 @@
 """Checkpoints of a sharded learner: each rank writes what it holds (torch's distributed checkpoint), and any number of
-ranks, one alone too, reads it back.
+ranks reads it back by name, each what it holds; one alone, all of it.
 
 `FOLDER/step-000120/` has state.json and the folder `shards`. Invariant: as in checkpoint.py, a folder named `step-...`
 is complete and on the disk: rank 0 makes it aside, all write into it, rank 0 syncs and renames it. What goes wrong on
-one rank is raised on all of them, and leaves the earlier checkpoints as they were.
+one rank is raised on all of them, and leaves the earlier checkpoints as they were. torch's index of the shards is a
+pickle: resume from folders that you trust.
 """
 
 import warnings
@@ -12,22 +13,29 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from untail.learn.checkpoint import CheckpointError, read_state, unreadable, write_state, written_aside
+from untail.learn.checkpoint import SHARDS, CheckpointError, read_state, unreadable, write_state, written_aside
 from untail.learn.ranks import Ranks
 from untail.learn.trainer import Trainer
 
-SHARDS = "shards"
+Tensors = dict[str, Tensor]
 
 
-def save(folder: Path, step: int, trainer: Trainer, state: dict[str, Any], keep: int = 2) -> Path:
-    """Every rank calls it with the same arguments, on a file system that all of them see."""
+def save(
+    folder: Path, step: int, trainer: Trainer, state: dict[str, Any], keep: int = 2, beside: Tensors | None = None
+) -> Path:
+    """Every rank calls it with the same arguments, on a file system that all of them see. But `state` is rank 0's, and
+    so are the tensors `beside` the trainer's."""
     ranks, final = trainer.ranks, folder / f"step-{step:06d}"
     if any(ranks.gather(final.exists())):
         return final
     tensors, numbers = trainer.state_dict()
+    tensors |= beside or {}
     aside = folder / f".tmp-{final.name}"
     is_first = ranks.rank == 0
     with ExitStack() as stack:
@@ -39,16 +47,29 @@ def save(folder: Path, step: int, trainer: Trainer, state: dict[str, Any], keep:
     return final
 
 
-def load(path: Path, trainer: Trainer) -> dict[str, Any]:
-    """Into the trainer, in place, on every rank; what was saved as `state` comes back."""
+def load(path: Path, trainer: Trainer, beside: Tensors | None = None) -> dict[str, Any]:
+    """Into the trainer, in place, on every rank, and into the tensors `beside` it; what was saved as `state` comes
+    back."""
     ranks = trainer.ranks
     state: dict[str, Any] = {}
     _together(ranks, lambda: state.update(read_state(path, "trainer")))
     tensors, _ = trainer.state_dict()
-    _together(ranks, lambda: _read(tensors, path, ranks))
+    _together(ranks, lambda: _read(tensors | (beside or {}), path, ranks))
     numbers = state.pop("trainer")
     trainer.load_state_dict(tensors, numbers)
     return state
+
+
+def read_whole(path: Path) -> dict[str, Tensor]:
+    """All tensors, by one process alone."""
+    try:
+        index = dcp.FileSystemReader(path / SHARDS).read_metadata().state_dict_metadata
+    except Exception as error:  # whatever a damaged pickle brings forth
+        raise unreadable(path, error) from error
+    of_tensors = {name: about for name, about in index.items() if isinstance(about, TensorStorageMetadata)}
+    tensors = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in of_tensors.items()}
+    _read(tensors, path, Ranks())
+    return tensors
 
 
 def _write(tensors: dict[str, Any], aside: Path, final: Path, ranks: Ranks) -> None:

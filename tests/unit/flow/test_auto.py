@@ -6,10 +6,12 @@ import pytest
 from tests.helpers.flowing import small
 
 from untail.config import ConfigError
-from untail.flow.auto import MOVE_S, Auto, OnOne
-from untail.flow.cost import Point, Profiled, Scaled
+from untail.flow.auto import MOVE_S, Auto
+from untail.flow.cost import Point, Profiled, Ranks, Scaled
 from untail.flow.graph import Edge, Graph, Node
+from untail.flow.lending import TOLL
 from untail.flow.placement import Placement, refuse_what_cannot_be
+from untail.flow.profile import ExchangeProfile, Measured, Profile, RoleProfile, RolloutProfile, training_work
 from untail.flow.work import Work
 
 
@@ -21,7 +23,7 @@ def auto_of(rollout_s, update_s, devices=2, batch=4, schedule="sync", apart_s=0.
     )
     costs = {
         "rollout": Profiled([Point(1, batch, rollout_s)]),
-        "update": OnOne(Profiled([Point(1, batch, update_s)])),
+        "update": Ranks(Profiled([Point(1, batch, update_s)]), measured=1),
     }
     return Auto(Work(graph, costs, devices, batch, steady=schedule != "sync"), schedule)
 
@@ -44,10 +46,65 @@ def test_side_by_side_the_learner_has_a_device_of_its_own():
     assert not set(placed.alone) & set(placed.learner)
 
 
-def test_the_learner_is_not_thought_to_be_faster_on_more_devices():
-    cost = OnOne(Profiled([Point(1, 8, 4.0, 3.0)], swap_s=1.0))
-    assert [cost.seconds(devices, 8) for devices in (1, 4)] == [4.0, 4.0]
-    assert (cost.memory_gib(4, 8), cost.swap_s(4)) == (3.0, 1.0)
+def profiled(update_s=10.0, swap_s=0.0, exchange=None, sync_s=0.0, memory_gib=None):
+    """64 responses: a device writes one after the other, in 2.5 s each. Engine and learner need 4 GiB."""
+    update = Measured(devices=1, responses=64, seconds=update_s, memory_gib=4.0)
+    return Profile(
+        made_on="here",
+        model="tiny",
+        memory_gib=memory_gib,
+        sync_s=sync_s,
+        rollout=RolloutProfile(tau=[(1, 0.25)], lengths=[10], memory_gib=4.0, swap_s=swap_s),
+        roles={"update": RoleProfile(points=[update], swap_s=swap_s)},
+        exchange=exchange,
+    )
+
+
+def auto_for(profile, devices=4, schedule="async"):
+    recipe = small("grpo", flow__mode="auto", flow__schedule=schedule, rollout__prompts=16, engine__max_seqs=1)
+    return Auto(training_work(profile, recipe, devices, schedule != "sync"), schedule)
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule", "mode", "placed", "seconds"),
+    [
+        # Nothing overlaps: all devices sample, and one of them learns.
+        ({}, "sync", "collocated", Placement([], [0, 1, 2, 3], [0]), 40 + 10),
+        # To load both for their turns costs more than a device less. Of eight portions the last is learned at the end.
+        ({"swap_s": 20.0, "memory_gib": 6.0}, "sync", "disaggregated", Placement([0, 1, 2], [], [3]), 55 + 10 / 8),
+        # While one device learns, the others write 12; then all write the rest, four at a time. Lending has its toll.
+        ({}, "async", "hybrid", Placement([0, 1, 2], [3], [3]), (10 + 13 * 2.5) * (1 + TOLL)),
+        # It would hardly sample, and has to be made ready for it each time.
+        ({"update_s": 55.0, "swap_s": 5.0}, "async", "disaggregated", Placement([0, 1, 2], [], [3]), 55),
+        # Weights take long to get to engines that have devices of their own.
+        ({"sync_s": 60.0}, "async", "collocated", Placement([], [0, 1, 2, 3], [0]), 50),
+    ],
+)
+def test_the_mode_that_is_fastest_is_chosen(changes, schedule, mode, placed, seconds):
+    auto = auto_for(profiled(**changes), schedule=schedule)
+    assert auto.plan.mode == mode
+    assert auto.place([0, 1, 2, 3]) == placed
+    assert auto.plan.predicted_step_s == pytest.approx(seconds)
+    assert {auto.plan.mode, *(other.mode for other in auto.plan.alternatives)} >= {"collocated", "disaggregated"}
+
+
+@pytest.mark.parametrize(("gib_s", "learners", "seconds"), [(100.0, 4, 40 + 20 / 4), (0.1, 1, 40 + 20), (None, 1, 60)])
+def test_the_learner_gets_as_many_devices_as_pay(gib_s, learners, seconds):
+    """A pass for all: they exchange 2 GiB in it. Where that is not known, the learner is as it was measured."""
+    exchange = None if gib_s is None else ExchangeProfile(gib=2.0, responses=64, gib_s=gib_s)
+    auto = auto_for(profiled(update_s=20.0, exchange=exchange, sync_s=60.0), schedule="sync")  # all in turn
+    assert auto.place([5, 6, 7, 8]) == Placement([], [5, 6, 7, 8], [5, 6, 7, 8][:learners])
+    sent = 2.0 * 3 / 4 / 100 if learners > 1 else 0.0
+    assert auto.plan.predicted_step_s == pytest.approx(seconds + sent)
+
+
+def test_several_learners_lend_their_devices():
+    """Two learn in 60 s what takes one 100; meanwhile the others write 48 of 64, and all write the rest."""
+    exchange = ExchangeProfile(gib=20.0, responses=64, gib_s=1.0)
+    auto = auto_for(profiled(update_s=100.0, exchange=exchange))
+    assert auto.plan.mode == "hybrid"
+    assert auto.place([5, 6, 7, 8]) == Placement([5, 6], [7, 8], [7, 8])
+    assert auto.plan.predicted_step_s == pytest.approx((60 + 4 * 2.5) * (1 + TOLL))
 
 
 def hear(auto, rollout_s, update_s, steps_left, steps=3):
@@ -68,7 +125,7 @@ def test_the_portion_is_the_plans_and_changes_with_what_the_roles_take():
     """A portion costs the learner something of its own: once it is the learner that is waited for, larger ones are
     better. Where the roles sit is the same for both."""
     alone = {"rollout": [Point(1, 4, 10.0)], "update": [Point(1, 1, 1.3), Point(1, 4, 4.0)]}
-    costs = {name: OnOne(Profiled(points)) for name, points in alone.items()}
+    costs = {name: Ranks(Profiled(points), measured=1) for name, points in alone.items()}
     auto = Auto(replace(auto_of(10.0, 4.0)._watch.work, costs=costs))
     assert (auto.plan.mode, auto.portion) == ("disaggregated", 1)
     placed = auto.place([0, 1])
@@ -98,7 +155,7 @@ def test_a_step_that_taught_nothing_says_nothing_of_the_update():
 
 
 def test_drift_scales_what_was_measured():
-    assert Scaled(OnOne(Profiled([Point(1, 8, 4.0)])), 0.5).seconds(4, 8) == 2.0
+    assert Scaled(Ranks(Profiled([Point(1, 8, 4.0)]), 1), 0.5).seconds(4, 8) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -106,6 +163,7 @@ def test_drift_scales_what_was_measured():
     [
         ({"flow__profile": "p.json"}, 'is for flow.mode = "auto"'),
         ({"flow__mode": "auto", "deterministic": True}, "the mode that untail plan names"),
+        ({"flow__mode": "auto", "flow__learner_devices": 2}, "learner_devices = 2, but with .* gives the learner its"),
     ],
 )
 def test_what_contradicts_itself_is_refused(changes, said):

@@ -1,6 +1,7 @@
 """The planner finds what a search of everything finds, and says why it did not take the rest."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from tests.unit.flow.brute_force import fastest, random_work
@@ -10,6 +11,7 @@ from untail.flow.cost import Curve, Point, Profiled, Rollout
 from untail.flow.graph import Edge, Graph, Node
 from untail.flow.plan import Plan, Step
 from untail.flow.planner import make_plan
+from untail.flow.search import Search
 from untail.flow.work import Work
 
 
@@ -55,6 +57,14 @@ def parts_of(step: Step) -> list[Step]:
 def devices_of(step: Step, plan: Plan) -> list[int]:
     places = plan.root.placement()
     return [device for leaf in step.leaves for device in places[leaf.node or ""]]
+
+
+def test_halves_that_do_not_wait_for_each_other_are_cut_once():
+    graph = Graph([Node("a"), Node("b"), Node("c")], [Edge("a", "c"), Edge("b", "c")])
+    search = Search(Work(graph, dict.fromkeys("abc", Profiled([Point(1, 1, 1.0)])), 2, 1))
+    bit = {name: 1 << place for place, name in enumerate(search.names)}
+    assert len(search.cuts(bit["a"] | bit["b"])) == 1
+    assert len(search.cuts(search.whole)) == 3, "a before the rest, b before the rest, both before c"
 
 
 def training(update_s: float = 1.0, devices: int = 8, slots: int = 64, **changes) -> Work:
@@ -110,6 +120,13 @@ def test_what_does_not_fit_is_an_alternative_that_cannot_be_run():
     plan = make_plan(training(devices=1))
     assert [other.seconds for other in plan.alternatives] == [None]
     assert "not enough for both" in plan.alternatives[0].why
+
+
+def test_one_device_for_many_roles_is_planned_in_turn():
+    names = ["a", "b", "c", "d", "e", "f"]
+    graph = Graph([Node(name) for name in names], [Edge(*pair) for pair in pairwise(names)])
+    plan = make_plan(Work(graph, dict.fromkeys(names, Profiled([Point(1, 1, 1.0)])), 1, 4))
+    assert (plan.mode, plan.predicted_step_s) == ("collocated", 24.0)
 
 
 def test_weights_that_must_travel_speak_against_two_sets():

@@ -65,7 +65,7 @@ def test_the_costs_of_a_step_are_those_of_its_groups():
     work = training_work(profile(), QUICKSTART, devices=2)
     assert work.batch == 8
     assert work.costs["update"].seconds(1, 8) == pytest.approx(8.0)  # 32 responses where 8 took 2 s
-    assert work.costs["update"].seconds(2, 8) == pytest.approx(4.0)
+    assert work.costs["update"].seconds(2, 8) == pytest.approx(8.0), "what two learners exchange is not known"
     longest = work.costs["rollout"].seconds(64, 8) / 0.1
     assert longest == pytest.approx(QUICKSTART.rollout.max_tokens, rel=0.05)  # no response of it is longer
     assert make_plan(work).predicted_step_s > 0
@@ -159,6 +159,22 @@ def test_a_run_tells_what_its_roles_took(tmp_path):
     assert alone == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(
+    ("about", "learners"),
+    [
+        ({"recipe": {"model": "tiny", "flow": {"mode": "local", "learner_devices": 3}}}, 1),
+        ({"recipe": {"model": "tiny", "flow": {"mode": "hybrid", "learner_devices": 3}}}, 3),
+        ({"plan": {"placement": {"update": {"first": 0, "count": 2}}}}, 2),
+    ],
+)
+def test_a_run_tells_how_many_learned(tmp_path, about, learners):
+    write_run(tmp_path)
+    first, *rest = (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "events.jsonl").write_text(json.dumps({**json.loads(first), **about}) + "\n" + "".join(rest))
+    roles = profile_of_run(tmp_path).roles
+    assert {point.devices for name in ("update", "logprob") for point in roles[name].points} == {learners}
+
+
 def test_engines_are_told_apart_and_the_fuller_is_never_the_faster(tmp_path):
     """Each of two engines has one response, then one of them two; noise makes those two look faster."""
     log, t = Log(), 0.0
@@ -195,7 +211,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 def test_this_machine_is_measured():
     from untail.engine.models.load import load_model
-    from untail.flow.measure import measure
+    from untail.flow.measure import WAIT_S, measure
     from untail.tasks.prepare import prepare
 
     small = ["rollout.prompts=4", "rollout.group=4", "rollout.max_tokens=24", "engine.kv_gib=0.05"]
@@ -207,4 +223,8 @@ def test_this_machine_is_measured():
     assert [point.responses for point in made.roles["update"].points] == [4, 8]
     assert all(point.seconds > 0 and point.memory_gib > 0 for point in made.roles["update"].points)
     assert made.sync_s > 0
+    numbers = sum(parameter.numel() for parameter in model.decoder.parameters())
+    assert made.exchange.gib == pytest.approx(3 * 4 * numbers / 2**30)
+    assert made.exchange.responses == 8, "one pass had them all"
+    assert made.exchange.wait_s == pytest.approx(3 * (model.decoder.shape.layers + 1) * WAIT_S["cpu"])
     assert make_plan(training_work(made, recipe, 4)).predicted_step_s > 0

@@ -13,6 +13,7 @@ from tests.helpers.workers import Echo, Stubborn
 from untail.errors import UserError
 from untail.flow.cluster import connect
 from untail.flow.failures import ChannelBroken, WorkerFailed, WorkerLost
+from untail.flow.interpreter import COLLECT_AFTER
 
 SOON = 300  # seconds: far longer than anything here takes on a busy machine, and far shorter than for ever
 pytestmark = pytest.mark.slow
@@ -48,6 +49,10 @@ def test_workers_sit_on_devices_of_both_nodes(cluster, echoes):
 async def test_a_call_can_be_awaited_on_all_and_on_one(echoes):
     assert await echoes.echo({"a": [1, 2]}) == [{"a": [1, 2]}] * 2
     assert await echoes[1].echo("x") == "x"
+
+
+def test_a_worker_collects_garbage_as_seldom_as_the_driver(echoes):
+    assert set(echoes.collects_after().wait(SOON)) == {COLLECT_AFTER}
 
 
 def test_plain_methods_run_in_the_order_of_the_calls(echoes):

@@ -9,6 +9,7 @@ from tests.helpers.raying import ray_nodes
 from tests.helpers.workers import Publisher
 
 from untail.errors import WeightsError
+from untail.flow import weights
 from untail.flow.cluster import connect
 from untail.flow.weights import Tensors, checksum, fetch, publish
 
@@ -107,3 +108,23 @@ def test_on_ray_it_outlives_its_publisher_and_is_whole():
         version, found = fetch(cluster.link, "policy")
         assert all((tensor == version).all() for tensor in found.tensors.values())
         assert group[1].look(1).wait(SOON) == [version]
+
+
+@pytest.mark.parametrize("where_they_lie", [False, True])
+def test_a_checksum_tells_whatever_differs(where_they_lie, monkeypatch):
+    monkeypatch.setattr(weights, "AT_ONCE", 16)
+    tensors = {"a": torch.arange(24, dtype=torch.int16), "b": torch.zeros(3), "none": torch.empty(0, 2)}
+    swapped, flipped = tensors["a"].clone(), tensors["a"].clone()
+    swapped[[3, 5]], flipped[23] = swapped[[5, 3]], flipped[23] ^ 256
+    others = [
+        {**tensors, "a": swapped},
+        {**tensors, "a": flipped},
+        {**tensors, "b": torch.tensor([0.0, -0.0, 0.0])},
+        {**tensors, "b": torch.zeros(3, 1)},
+        {**tensors, "b": torch.zeros(3, dtype=torch.int32)},
+        {"b": tensors["b"], "a": tensors["a"], "none": tensors["none"]},
+        {**tensors, "c": torch.empty(0)},
+    ]
+    found = [checksum(each, where_they_lie) for each in (tensors, *others)]
+    assert len(set(found)) == len(found)
+    assert checksum({name: tensor.clone() for name, tensor in tensors.items()}, where_they_lie) == found[0]

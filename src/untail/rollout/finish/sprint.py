@@ -29,7 +29,7 @@ class Sprint(Mechanism, Finish):
     class Config(Strict):
         missing: Annotated[float, Field(ge=0, le=1)] = 0.3  # share of the batch with which it begins
         spare: Annotated[int, Field(ge=0)] = 4  # groups that run beside as many as are missing: who knows who is first
-        pays: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of the present tokens per second that they make alone
+        pays: Annotated[float, Field(ge=0, le=1)] = 0.6  # share of the present tokens per second that they make alone
 
         soon: Annotated[int, Field(ge=0)] = 1  # steps before a step would wait for a group, from which on it sprints
 

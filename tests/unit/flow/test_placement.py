@@ -1,0 +1,34 @@
+"""What cannot be placed is refused in one sentence."""
+
+import pytest
+from tests.helpers.flowing import small
+
+from untail.config import ConfigError
+from untail.flow.placement import Placement, refuse_nccl, refuse_what_cannot_be
+
+APART, SHARED = Placement([0, 1], [], [2]), Placement([0], [1], [1])
+
+
+@pytest.mark.parametrize(
+    ("device", "placement", "on_gpus", "said"),
+    [
+        ("auto", APART, False, "goes from GPU to GPU, and engines and learner are on CPUs"),
+        ("cpu", APART, True, "goes from GPU to GPU, and engines and learner are on CPUs"),
+        ("auto", SHARED, True, "wants a GPU for each, and device 1 has an engine and the learner"),
+    ],
+)
+def test_nccl_is_refused_where_it_cannot_go(device, placement, on_gpus, said):
+    recipe = small(flow__mode="disaggregated", flow__weights="nccl", engine__device=device)
+    with pytest.raises(ConfigError, match=said):
+        refuse_nccl(recipe, placement, on_gpus)
+
+
+def test_nccl_goes_between_gpus_of_their_own_and_others_go_anywhere():
+    refuse_nccl(small(flow__mode="disaggregated", flow__weights="nccl"), APART, on_gpus=True)
+    refuse_nccl(small(flow__mode="hybrid", flow__weights="gloo"), SHARED, on_gpus=False)
+
+
+@pytest.mark.parametrize("weights", ["gloo", "nccl"])
+def test_one_process_exchanges_nothing(weights):
+    with pytest.raises(ConfigError, match=f'flow.weights = "{weights}" is for engines and a learner in processes'):
+        refuse_what_cannot_be(small(flow__weights=weights))
