@@ -72,14 +72,14 @@ def kill_learners(rank: int):
 
     async def interfere(roles, step):
         if step == 2:
-            await asyncio.to_thread(roles.learner[0].kill)
+            await asyncio.to_thread(roles.learner.first.kill)
         if step == 3:
             learn = roles._learn
 
             async def learn_and_die(batch):
                 work = asyncio.ensure_future(learn(batch))
                 await asyncio.sleep(0.01)
-                await asyncio.to_thread(roles.learner[rank].kill)
+                await asyncio.to_thread(roles.learner.ranks[rank].kill)
                 return await work
 
             roles._learn = learn_and_die
@@ -104,7 +104,7 @@ def test_a_batch_in_portions_comes_to_the_same_also_where_the_learner_dies_with_
 
         def hand_on_and_kill(step, group):
             hand_on(step, group)
-            asyncio.get_running_loop().run_in_executor(None, roles.learner[0].kill)
+            asyncio.get_running_loop().run_in_executor(None, roles.learner.first.kill)
             roles.hand_on = hand_on
 
         if step == 2:

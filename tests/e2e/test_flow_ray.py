@@ -81,7 +81,7 @@ def test_a_worker_a_node_and_a_learner_are_lost_and_the_run_goes_on(tmp_path):
             if step == 2:
                 interfere.task = asyncio.create_task(lose_node())
             if step == 4:
-                await asyncio.to_thread(roles.learner[0].kill)
+                await asyncio.to_thread(roles.learner.first.kill)
 
         flow = {"flow__mode": "disaggregated", "flow__backend": "ray", "engine__max_seqs": 4}
         outcome = train(small("es-grpo", steps=5, **flow), tmp_path / "run", interfere)
@@ -101,7 +101,7 @@ def test_drafters_learn_beside_the_learner_and_draft_in_engines_on_ray(tmp_path)
 
     async def interfere(roles, step):
         if step == 4:
-            await asyncio.to_thread(roles.learner[0].kill)
+            await asyncio.to_thread(roles.learner.first.kill)
 
     flow = {"flow__mode": "disaggregated", "flow__backend": "ray", "flow__devices": 2}
     with ray_nodes(2, cpus=1):

@@ -20,7 +20,7 @@ from untail.engine.integrity import check_blocks, check_places
 from untail.engine.models.decoder import Decoder
 from untail.engine.notice import say_once
 from untail.engine.prefix import PrefixCache
-from untail.engine.run_ahead import FURTHEST, RunAhead, Taken
+from untail.engine.run_ahead import STEPS, RunAhead, Taken
 from untail.engine.runner import Result, Runner
 from untail.engine.scheduler import Counts, Plan, Scheduler, StepSize
 from untail.engine.sequence import Sequence, State
@@ -242,7 +242,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Every block and every sequence is where it should be; raises AssertionError if not."""
         check_blocks(self.pool, self._sequences.values())
-        check_places(self.scheduler, self._sequences, self.limits.context, FURTHEST if self.ahead else 0)
+        check_places(self.scheduler, self._sequences, self.limits.context, 2 * STEPS if self.ahead else 0)
 
     def _step(self) -> None:
         began = time.perf_counter()
@@ -258,8 +258,6 @@ class Engine:
             self.runner.copy(plan.copies)
             if not plan.work:
                 return
-            if self.ahead is not None:
-                self.ahead.pace.interrupt()
             self._draft(plan)
             result = self.runner.run(plan)
         except torch.OutOfMemoryError:

@@ -9,18 +9,16 @@ and waits for none.
 
 from collections import deque
 from dataclasses import dataclass
-from time import perf_counter
 from typing import NamedTuple
 
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import PADDING, DecodeState, Row
 from untail.engine.graphs import DecodeGraphs, Drawn, Launch, buckets_up_to
-from untail.engine.pace import MOST, Pace
 from untail.engine.runner import Runner
 from untail.engine.scheduler import Plan, Scheduler
 from untail.engine.sequence import Sequence, State
 
-FURTHEST = 2 * MOST  # steps that the device may be ahead: two launches may be under way
+STEPS = 8  # in a launch; two launches may be under way
 
 
 @dataclass(eq=False)
@@ -64,7 +62,6 @@ class RunAhead:
     def __init__(self, runner: Runner, scheduler: Scheduler, context: int):
         self.runner, self.scheduler, self.context = runner, scheduler, context
         self.buckets = buckets_up_to(scheduler.max_seqs)
-        self.pace = Pace()
         self._graphs: DecodeGraphs | None = None
         self._rows: list[Stay | None] = []
         self._to_write: set[int] = set()  # rows that the device has otherwise
@@ -92,7 +89,7 @@ class RunAhead:
         most = max((self._left(stay.sequence) - stay.ahead for stay in stays), default=0)
         if most < 1:
             return True
-        steps = min(self.pace.steps, most)
+        steps = min(STEPS, most)
         if not self._reserve(stays, steps):
             steps = 1
             if not self._reserve(stays, steps):
@@ -116,11 +113,7 @@ class RunAhead:
             if stay is not None:
                 stay.ahead -= flight.steps
         rows = sum(stay is not None for stay in flight.rows)
-        asked = perf_counter()
         drawn = flight.launch.wait()
-        self.pace.read(flight.steps, drawn.seconds, perf_counter() - asked)
-        if not self._flights:
-            self.pace.interrupt()
         return Read(rows, flight.steps, flight.version, drawn.seconds, self._taken(flight, drawn))
 
     def riders(self) -> list[Sequence]:
@@ -223,6 +216,6 @@ class RunAhead:
             kernels, kv, kept = self.runner.kernels, self.runner.kv, self.runner.hidden
             assert kernels is not None
             assert kv is not None
-            state = DecodeState.make(self.buckets[-1], blocks_for(self.context), MOST, kv.device)
+            state = DecodeState.make(self.buckets[-1], blocks_for(self.context), STEPS, kv.device)
             self._graphs = DecodeGraphs(state, lambda rows, width: kernels.step(kv, kept, state, rows, width))
         return self._graphs

@@ -1,13 +1,13 @@
 """The roles in processes of their own: engines and a learner, in turn or side by side, on this machine or over Ray.
 
 Invariant: the driver keeps what nobody else may lose: the trajectories with every token that an engine has told, the
-batch under way, the progress. An engine that dies costs what it had not told; a learner that dies, the update it was
-at. Whoever is lost is replaced, and the run goes on. Weights reach an engine whole, while it is paused.
+batch under way, the progress. An engine that dies costs what it had not told; a learner that dies (far_learner.py), the
+update it was at. Whoever is lost is replaced, and the run goes on. Weights reach an engine whole, while it is paused.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from untail.flow.auto import Auto
 from untail.flow.channel import Channel
 from untail.flow.cluster import Cluster
 from untail.flow.engine_worker import EngineWorker, FarSeat, Published
-from untail.flow.failures import FlowError, WorkerFailed, WorkerLost
+from untail.flow.failures import FlowError, WorkerLost
 from untail.flow.far_drafters import FarDrafters
+from untail.flow.far_learner import FarLearner
 from untail.flow.handle import Handle
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.placement import lead_of, place, refuse_nccl, refuse_what_cannot_be, staleness_of
@@ -37,9 +38,6 @@ from untail.flow.worker import OneWorker, WorkerGroup
 from untail.learn import checkpoint
 from untail.rollout import memory
 from untail.types import Batch, Event, Group, Prompt, Trajectory
-
-MOST_LOSSES = 3  # of the learner in one update
-LOOKS, LOOK_S = 50, 0.1  # at whether a rank is gone
 
 
 class WorkerRoles(Roles):
@@ -60,20 +58,19 @@ class WorkerRoles(Roles):
         self.drafters = FarDrafters(recipe, self.placement)
         super().__init__(recipe, model, rewards, prompts, partials)
         ranks = [[device] for device in self.placement.learner]
-        self.learner = cluster.group(LearnerWorker, recipe, devices=ranks, name="learner")
-        self._meet()
-        self.drafters.meet(self.learner[0], self.workers)
+        learner = cluster.group(LearnerWorker, recipe, devices=ranks, name="learner")
+        self._turns = Turns(cluster, self._capacity())
+        portions = Portions(self._turns, learner, recipe.rollout.prompts)
+        self.learner = FarLearner(learner, portions, recipe.flow.recover, self._without_learner)
+        self.drafters.meet(self.learner.first, self.workers)
         self.version = 0  # of the weights that the engines have
         self._weights = asyncio.Lock()  # one at a time brings weights to engines
-        self._turns = Turns(cluster, self._capacity())
-        self._portions = Portions(self._turns, self.learner, recipe.rollout.prompts)
         self._stay: AsyncExitStack | None = None  # of the engines that share devices, while they are there
         self._reviving: set[asyncio.Task[None]] = set()
         self._exchanging: list[OneWorker] = []  # engines that are in the exchange of weights with the learner
         self._memories: dict[int, dict[str, Any]] = {}
         lead = lead_of(recipe) if self.placement.alone else 0  # where all take turns, nobody samples meanwhile
         self._ahead = Ahead(self.roll_out_from, self._rolled_out, lead, recipe.steps) if lead else None
-        self._learners_lost = 0  # in this step
         self._step = 0  # the last one whose rollout was asked for
 
     @property
@@ -175,13 +172,13 @@ class WorkerRoles(Roles):
         try:
             if not self._exchanging or [w.name for w in self._exchanging] != [w.name for w in there]:
                 await self._meet_engines(there)
-            await _all(self.learner[0].send_weights(version), *(worker.receive_weights() for worker in there))
+            await _all(self.learner.first.send_weights(version), *(worker.receive_weights() for worker in there))
         except (FlowError, WeightsError):
             self._exchanging = []
 
     async def _meet_engines(self, there: list[OneWorker]) -> None:
-        address = await self.learner[0].free_address()
-        members = [self.learner[0], *there]
+        address = await self.learner.first.free_address()
+        members = [self.learner.first, *there]
         await _all(*(member.join_exchange(address, rank, len(members)) for rank, member in enumerate(members)))
         self._exchanging = there
 
@@ -218,7 +215,7 @@ class WorkerRoles(Roles):
         for number in lent:
             await self.controller.lend(number)
         await self._engines_go()
-        async with self._turns.of(self.learner):
+        async with self._turns.of(self.learner.ranks):
             yield
         await self._engines_come()
         for number in lent:
@@ -237,7 +234,7 @@ class WorkerRoles(Roles):
     async def _stop(self) -> None:
         if self._ahead is not None:
             await self._ahead.close()
-        await self._portions.close()
+        await self.learner.portions.close()
         await self.drafters.close()
         for task in self._reviving:
             task.cancel()
@@ -268,16 +265,15 @@ class WorkerRoles(Roles):
     # ---- the learner ------------------------------------------------------------------------------------------
 
     def hand_on(self, step: int, group: Group) -> None:
-        self._portions.take(step, group, portion_of(self.recipe) if self.auto is None else self.auto.portion)
+        size = portion_of(self.recipe) if self.auto is None else self.auto.portion
+        self.learner.portions.take(step, group, size)
 
     async def update(self, batch: Batch) -> dict[str, float]:
         if self._ahead is None:
             await self._pause()  # nothing runs, but time must stand still where it is ours
-        if self._lacks_a_rank:  # it died between two steps
-            self._learners_lost = 1
-            await self._replace_learner(batch.version)
+        await self.learner.mend(batch.version)
         async with self._learners_turn():
-            figures = await self._learn(batch)
+            figures = await self.learner.update(batch)
         await self._bring_weights(batch.step)
         await self.drafters.bring()
         return figures
@@ -287,73 +283,29 @@ class WorkerRoles(Roles):
             with suppress(EngineLost):
                 await backend.pause("keep")
 
-    async def _learn(self, batch: Batch) -> dict[str, float]:
-        """If the learner is lost, another makes the same update from the same state."""
-        figures: dict[str, float] | None = None
-        while figures is None:
-            try:
-                early = await self._portions.arrive()
-                figures = (await self.learner.update(self._portions.rest_of(batch)))[0] | early
-            except (WorkerLost, WorkerFailed) as error:
-                if not isinstance(error, WorkerLost) and not await self._comes_to_lack_a_rank():
-                    raise
-                self._learners_lost += 1
-                if not self.recipe.flow.recover or self._learners_lost > MOST_LOSSES:
-                    raise
-                figures = await self._replace_learner(batch.version)
-        lost, self._learners_lost = self._learners_lost, 0
-        return figures | ({"learners_lost": lost} if lost else {})
-
-    async def _replace_learner(self, version: int) -> dict[str, float] | None:
-        """All ranks: those that are left wait for the one that is not. The figures of the next update, if that was made
-        already."""
-        self._portions.forget()
-        with self.drafters.without_learner():
-            await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.learner))
-            await asyncio.to_thread(self._meet)
+    @contextmanager
+    def _without_learner(self) -> Iterator[None]:
         self._exchanging = []
-        figures: list[dict[str, float] | None] = await self.learner.recover(version)
-        return figures[0]
-
-    def _meet(self) -> None:
-        if len(self.learner) > 1:
-            self.learner.meet(self.learner[0].free_address().wait()).wait()
-
-    @property
-    def _lacks_a_rank(self) -> bool:
-        return not all(worker.is_alive for worker in self.learner)
-
-    async def _comes_to_lack_a_rank(self) -> bool:
-        """Whoever was talking to a rank that died may know of it before we do."""
-        for _ in range(LOOKS if len(self.learner) > 1 else 0):
-            if self._lacks_a_rank:
-                return True
-            await asyncio.sleep(LOOK_S)
-        return False
+        with self.drafters.without_learner():
+            yield
 
     async def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        learned: tuple[dict[str, Tensor], dict[str, Any]] = (await self.learner.state_dict())[0]
-        return learned
+        return await self.learner.state_dict()
 
     async def write_checkpoint(self, folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
-        if len(self.learner) == 1:
-            return await super().write_checkpoint(folder, step, state, keep)
-        return (await self.learner.save(folder.absolute(), step, state, keep))[0]
+        if self.learner.saves_shards:
+            return await self.learner.save(folder, step, state, keep)
+        return await super().write_checkpoint(folder, step, state, keep)
 
     async def relearn(self, path: Path, state: dict[str, Any]) -> None:
-        step = checkpoint.step_of(path)
-        if len(self.learner) > 1 and checkpoint.is_sharded(path):
-            await self.learner.restore(path.absolute(), step)
-        else:
-            own = {"trainer": state["trainer"], "draft": state["draft"]}
-            await self.learner.load_state_dict(checkpoint.load(path).tensors, own, step)
-        if step:
+        await self.learner.restore(path, state)
+        if step := checkpoint.step_of(path):
             await self._engines_come()
             await self._bring_weights(step)
         await self.drafters.bring()
 
     async def write_model(self, folder: Path) -> None:
-        await self.learner.export(folder.absolute())
+        await self.learner.export(folder)
 
     async def close(self) -> None:
         try:

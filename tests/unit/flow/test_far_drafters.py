@@ -117,7 +117,7 @@ def test_an_engine_that_is_revived_gets_what_the_others_have(tmp_path):
 def test_a_learner_that_is_lost_goes_on_from_the_drafter_of_its_last_update(tmp_path):
     async def interfere(seen, roles, step):
         if step == 3:
-            roles.learner[0].kill()
+            roles.learner.first.kill()
 
     seen = Seen(tmp_path / "run", interfere=interfere, flow__mode="disaggregated", **STEADY)
     assert seen.learned("slices") == seen.steady_slices()

@@ -57,7 +57,7 @@ def test_a_learner_that_dies_with_portions_in_it_learns_the_whole_batch_again(tm
                 hand_on(step, group)
                 handed.append(group)
                 if len(handed) == after and step == 2:
-                    asyncio.get_running_loop().call_later(0.02, roles.learner[0].kill)
+                    asyncio.get_running_loop().call_later(0.02, roles.learner.first.kill)
 
             roles.hand_on = hand_on_and_kill
 
@@ -125,7 +125,7 @@ def test_engines_and_a_learner_that_die_are_replaced(tmp_path):
             await engine_is_there(roles, 0)
             interfere.task = asyncio.create_task(kill())
         if step == 2:
-            roles.learner[0].kill()
+            roles.learner.first.kill()
 
     flow = {"flow__mode": "collocated", "engine__max_seqs": 3}
     outcome = run(tmp_path, "es-grpo", interfere=interfere, **flow)
