@@ -91,7 +91,10 @@ $untail compare benchmarks/draft/frozen.toml benchmarks/draft/adaptive.toml --st
   | tail -1 > $data/draft-frozen.json
 .venv/bin/python benchmarks/drafts.py $data/draft-frozen.curves.json runs/draft-frozen/*/
 
-# The tail with everything: three seeds, each in one comparison.
+# What a sprint for the last third is worth, on other seeds; then the tail with everything: three seeds, each in one comparison.
+rm -rf runs/sprint
+$untail compare untail --vary mechanisms.sprint.missing=0.1,0.3 --steps 30 --set seed=3 --seeds 2 --out runs/sprint --json \
+  | tail -1 > $data/sprint.json
 for seed in 0 1 2; do
   rm -rf runs/tail-seed$seed
   $untail compare grpo es-grpo untail --steps 30 --set seed=$seed --out runs/tail-seed$seed --json \
