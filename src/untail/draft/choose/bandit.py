@@ -1,21 +1,21 @@
 """7.6, choosing by what came of it: a bandit for each context, over every drafter at every depth, and nobody.
 
 Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out;
-it is worth the mean tokens of a step of its last pulls, by the median seconds of one: tokens come in bursts, which only
-a mean does justice to, and what holds a step up now and then is none of an arm's doing.
+it is worth the tokens of its last pulls by their seconds, of which no pull counts for more than twice its usual ones:
+what is accepted comes in bursts, and costs more when it does, but what holds a step up is none of an arm's doing.
 
 Invariant: nobody drafts for a batch of more than a few before drafts have paid for one of half the size: the larger it
 is, the less they do. Every arm is pulled twice before it is judged, unless its drafter was hopeless at a smaller
 depth. Now and then one is pulled again, ever more seldom: the nearer it came to the best, the more often, for what is
-far behind costs most to try and has least to gain. A context that is new takes over what one with the same batch size
-knows, if there is one: acceptance and length change slowly, and nothing has to be tried again for them. The arm without
-drafts is always offered.
+far behind costs most to try and has least to gain. What the others with the same batch size know counts in a context,
+too, as much as some pulls of its own: it changes slowly with acceptance and length, and chance outweighs it for long.
+The arm without drafts is always offered.
 """
 
 import math
 from dataclasses import dataclass
 from random import Random
-from statistics import median
+from statistics import median_low
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -27,6 +27,8 @@ LENGTHS = (1024, 4096, 16384)  # of the context in tokens: where the buckets end
 ACCEPTANCES = (0.3, 0.6)
 HOPELESS = 0.5  # of the best one's worth: deeper arms of a drafter that stays below are not tried for a start
 FEW = 15  # sequences for which drafts are tried without further ado
+HELD_UP = 2.0  # times an arm's usual seconds: what a pull takes beyond that does not count
+OTHERS = 64  # steps that what other contexts know of an arm counts for at most
 TRIES = 2  # pulls of an arm before it is judged
 TIE = 0.05  # of the best one's worth: who is behind by less is as good as the best, when it comes to trying
 Chance = Annotated[float, Field(ge=0, le=1)]
@@ -40,7 +42,7 @@ class Context(NamedTuple):
 
 class Pulled(NamedTuple):
     when: int  # how many pulls there had been in its context
-    steps: int
+    steps: float
     tokens: float
     seconds: float
 
@@ -115,10 +117,9 @@ class Bandit(Chooser):
         self._pulls = {Context(*context): count for context, count in state["pulls"]}
 
     def _begin(self, context: Context, batch: int) -> Pull:
-        if context not in self._rewards:
-            self._rewards[context] = self._borrowed(context)
-        known, arms = self._rewards[context], self._offered(context, batch)
-        worths = {arm: _worth(known[arm]) for arm in arms if arm in known}
+        arms = self._offered(context, batch)
+        known = {arm: kept for arm in arms if (kept := self._known_of(arm, context))}
+        worths = {arm: _worth(kept) for arm, kept in known.items()}
         trial = max(2, self.config.trial // batch)
         hopeless = {arm for arm in arms if _is_hopeless(arm, known)}
         untried = [arm for arm in arms if len(known.get(arm, ())) < TRIES and arm not in hopeless]
@@ -141,7 +142,7 @@ class Bandit(Chooser):
         return self._random.choices(arms, [max(TIE, gap) ** -2 for gap in behind])[0]
 
     def _remember(self, pull: Pull) -> None:
-        now, known = self._pulls.get(pull.context, 0), self._rewards[pull.context]
+        now, known = self._pulls.get(pull.context, 0), self._rewards.setdefault(pull.context, {})
         recent = [pulled for pulled in known.get(pull.arm, []) if pulled.when > now - self.config.window]
         known[pull.arm] = [*recent, Pulled(now, pull.steps, pull.tokens, pull.seconds)]
 
@@ -156,15 +157,16 @@ class Bandit(Chooser):
         fits = [depth for depth in self.config.depths if batch * (depth + 1) <= self.config.max_verify]
         return [OFF, *(Arm(drafter, depth) for drafter in self.drafters for depth in fits)]
 
-    def _borrowed(self, context: Context) -> Rewards:
-        """Of the context that is most like it, what an arm is worth, as its first pulls: its own soon outvote them."""
-        alike = [other for other in self._rewards if other.batch == context.batch]
-        if not alike:
-            return {}
-        far = lambda other: abs(other.length - context.length) + abs(other.acceptance - context.acceptance)
-        hold = self.config.hold
-        as_pull = lambda kept: Pulled(0, hold, hold * _step_tokens(kept), hold * _step_seconds(kept))
-        return {arm: [as_pull(kept)] * TRIES for arm, kept in self._rewards[min(alike, key=far)].items()}
+    def _known_of(self, arm: Arm, context: Context) -> list[Pulled]:
+        """Its pulls in the context, after the sum of those in others like it."""
+        own = self._rewards.get(context, {}).get(arm, [])
+        alike = (known for other, known in self._rewards.items() if other.batch == context.batch and other != context)
+        others = [pulled for known in alike for pulled in known.get(arm, ())]
+        if not others:
+            return own
+        steps = min(OTHERS, sum(pulled.steps for pulled in others)) / TRIES
+        as_pull = Pulled(0, steps, steps * _step_tokens(others), steps * _step_seconds(others))
+        return [as_pull] * TRIES + own
 
 
 def _step_tokens(kept: list[Pulled]) -> float:
@@ -172,7 +174,8 @@ def _step_tokens(kept: list[Pulled]) -> float:
 
 
 def _step_seconds(kept: list[Pulled]) -> float:
-    return median(pulled.seconds / pulled.steps for pulled in kept)
+    longest = HELD_UP * median_low(pulled.seconds / pulled.steps for pulled in kept)
+    return sum(min(pulled.seconds, longest * pulled.steps) for pulled in kept) / sum(pulled.steps for pulled in kept)
 
 
 def _worth(kept: list[Pulled]) -> float:

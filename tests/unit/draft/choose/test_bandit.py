@@ -77,6 +77,40 @@ def test_it_follows_when_the_best_changes():
     assert taken[Arm("adaptive", 4)] > 2000
 
 
+def test_a_hold_up_while_an_arm_is_tried_does_not_cost_it_its_place():
+    """What is compiled at its first use, say."""
+    best = Arm("history", 8)
+    chooser, seen, taken = bandit(explore=0, explore_last=0), {OFF}, Counter()
+    for _ in range(400):
+        scene = Scene(1, 100, 0.5)
+        arm = chooser.choose(scene)
+        held_up = 0.0 if arm in seen else 1.0
+        seen |= {arm}
+        taken[arm] += 1
+        chooser.heard(scene, arm, Outcome(3 if arm == best else 1, 0, 0, 0, 0.0, 0.01 + held_up))
+    assert taken[best] > 300
+
+
+def test_a_few_unlucky_pulls_do_not_outweigh_what_contexts_like_it_know():
+    chooser = bandit(depths=(2,), explore=0, explore_last=0)
+    good, other = Arm("history", 2), Arm("adaptive", 2)
+    like, here = [1, 0, 2], [1, 0, 1]
+
+    def pulls(tokens: float, times: int) -> list[list[float]]:
+        return [[0, 8, 8 * tokens, 8.0]] * times
+
+    def know(here_good: list[list[float]]) -> None:
+        arms = [(like, good, pulls(3, 20)), (like, other, pulls(1, 20)), (like, OFF, pulls(1, 20))]
+        arms += [(here, good, here_good), (here, other, pulls(2, 2)), (here, OFF, pulls(1, 2))]
+        chooser.restore({"rewards": [[context, list(arm), kept] for context, arm, kept in arms], "pulls": []})
+
+    know(pulls(1, 2))
+    assert chooser.choose(Scene(1, 100, 0.2)) == good
+    chooser._pull = None
+    know(pulls(1, 200))
+    assert chooser.choose(Scene(1, 100, 0.2)) == other, "what it saw itself counts more in the end"
+
+
 def test_batch_sizes_have_arms_of_their_own():
     chooser = bandit()
     for _ in range(20):
