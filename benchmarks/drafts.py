@@ -2,15 +2,17 @@
 
 An epoch is as many steps as it takes to see every prompt once. `accept_len` is the number of accepted drafts of a
 sequence in a step of the engine that carried some; the model's own token after them comes on top. `worst_fall` is the
-largest fall of it from one step to the next, as a share: between the two lies an update of the weights.
+largest fall of its mean over four steps against the four before, as a share: between one step and the next lie an update
+of the weights and other prompts, and a drafter that never changes shows how much the prompts do.
 """
 
 import json
 import sys
-from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 
 PROMPTS = 512  # of the quickstart
+SMOOTH = 4  # steps
 ENOUGH = 50  # proposals of a step, below which its mean says little
 
 
@@ -27,8 +29,9 @@ def drafter(rows: list[dict], name: str, epoch: int) -> dict:
     lengths = [one["accepted"] / one["proposals"] if one["proposals"] >= ENOUGH else None for one in counts]
     known = [length for length in lengths if length is not None]
     epochs = [summed(counts[begin : begin + epoch]) for begin in range(0, len(counts), epoch)]
-    worst = max((1 - later / earlier for earlier, later in pairwise(known) if earlier), default=None)
-    return {"epochs": epochs, "accept_len": lengths, "worst_fall": worst}
+    means = [mean(known[begin : begin + SMOOTH]) for begin in range(len(known) - SMOOTH + 1)]
+    falls = [1 - later / earlier for earlier, later in zip(means, means[SMOOTH:], strict=False) if earlier]
+    return {"epochs": epochs, "accept_len": lengths, "worst_fall": max(falls, default=None)}
 
 
 def summed(counts: list[dict]) -> dict:
