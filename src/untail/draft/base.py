@@ -27,7 +27,6 @@ class Drafter:
         pass
 
     config: Any
-    name = ""  # as in the recipe
     section: ClassVar[str] = ""  # of the list of mechanisms, "7.2"
     wants_hidden = False  # the target's last hidden states are kept for it
     wants_past = False  # earlier responses to the prompt come with each sequence (`SequenceSpec.past`)

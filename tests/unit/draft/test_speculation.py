@@ -34,7 +34,7 @@ def knowing(decoder, plain):
 
 
 def test_right_drafts_are_all_accepted(decoder, plain, knowing):
-    engine, results = run(decoder, always(knowing, depth=4))
+    engine, results = run(decoder, always("knowing", knowing, depth=4))
     assert {name: chunk.tokens for name, chunk in results.items()} == plain
     counts = engine.speculation.figures()["knowing"]
     assert counts["accepted"] == counts["drafted"] == engine.counts.accepted > 0
@@ -44,7 +44,7 @@ def test_right_drafts_are_all_accepted(decoder, plain, knowing):
 
 
 def test_a_drafter_that_raises_leaves_its_sequence_undrafted(decoder, plain):
-    engine, results = run(decoder, always(Raising({"b"})))
+    engine, results = run(decoder, always("raising", Raising({"b"})))
     assert {name: chunk.tokens for name, chunk in results.items()} == plain
     counts = engine.speculation.figures()["raising"]
     assert counts["failures"] > 29, "asked and told, it failed each time"
@@ -52,15 +52,13 @@ def test_a_drafter_that_raises_leaves_its_sequence_undrafted(decoder, plain):
 
 
 def test_a_drafter_that_fails_for_all(decoder, plain):
-    engine, results = run(decoder, always(Raising(set(PROMPTS))))
+    engine, results = run(decoder, always("raising", Raising(set(PROMPTS))))
     assert {name: chunk.tokens for name, chunk in results.items()} == plain
     assert engine.counts.drafted == 0
 
 
 class Careless(Drafter):
     """Drafts more than asked for, tokens that are none, and on after a stop token."""
-
-    name = "careless"
 
     def __init__(self, draft):
         super().__init__(None)
@@ -73,7 +71,7 @@ class Careless(Drafter):
 
 
 def test_drafts_past_what_was_asked_for_are_cut_and_counted(decoder, plain):
-    engine, results = run(decoder, always(Careless([5] * 500), depth=9))
+    engine, results = run(decoder, always("careless", Careless([5] * 500), depth=9))
     assert {name: chunk.tokens for name, chunk in results.items()} == plain
     assert all(chunk.end == "boundary" and len(chunk.tokens) == 30 for chunk in results.values())
     counts = engine.speculation.figures()["careless"]
@@ -87,7 +85,7 @@ NO_DRAFTS = [[-1, 3], [10**6], [3, -7, 3], [3, 2.0], [True], ["3"], [None], [np.
 @pytest.mark.parametrize("draft", NO_DRAFTS, ids=repr)
 def test_what_is_no_draft_is_counted_and_its_sequence_goes_on_undrafted(decoder, plain, draft):
     careless = Careless(draft)
-    engine, results = run(decoder, always(careless, depth=9))
+    engine, results = run(decoder, always("careless", careless, depth=9))
     assert {name: chunk.tokens for name, chunk in results.items()} == plain
     assert engine.counts.drafted == 0
     assert engine.speculation.figures()["careless"]["failures"] == careless.asked > 0
@@ -101,8 +99,7 @@ def test_one_bad_draft_costs_the_others_nothing(decoder, plain, knowing, capsys)
         return [10**6] if ask.sequence.id == "b" else real(ask)
 
     knowing.guess = guess
-    knowing.name = "half_right"  # nobody was told of one of this name
-    engine, results = run(decoder, always(knowing, depth=4))
+    engine, results = run(decoder, always("half_right", knowing, depth=4))  # nobody was told of one of this name
     assert {name: chunk.tokens for name, chunk in results.items()} == plain
     counts = engine.speculation.figures()["half_right"]
     assert counts["failures"] == asked.count("b") > 0
@@ -112,7 +109,9 @@ def test_one_bad_draft_costs_the_others_nothing(decoder, plain, knowing, capsys)
 
 
 def test_nothing_is_tried_behind_a_stop_token(decoder):
-    engine = Engine(decoder, EngineConfig(kv_blocks=64), speculation=always(Careless([3, 9, 4, 4]), depth=4))
+    engine = Engine(
+        decoder, EngineConfig(kv_blocks=64), speculation=always("careless", Careless([3, 9, 4, 4]), depth=4)
+    )
     engine.add(spec("a", [1, 2], 30, sampling=SamplingParams(1.0, stop_ids=(9,))))
     engine.step()
     plan = engine.scheduler.plan(engine._depths())
@@ -121,7 +120,9 @@ def test_nothing_is_tried_behind_a_stop_token(decoder):
 
 
 def test_the_context_is_never_exceeded(decoder):
-    engine = Engine(decoder, EngineConfig(kv_blocks=64, context=20), speculation=always(Careless([5] * 40), depth=30))
+    engine = Engine(
+        decoder, EngineConfig(kv_blocks=64, context=20), speculation=always("careless", Careless([5] * 40), depth=30)
+    )
     engine.add(spec("a", [1, 2], 18, sampling=SamplingParams(1.0)))
     (chunk,) = finish(engine).values()
     assert (len(chunk.tokens), chunk.end) == (18, "length")
@@ -129,7 +130,7 @@ def test_the_context_is_never_exceeded(decoder):
 
 def test_hidden_states_are_kept_if_somebody_wants_them(decoder, knowing):
     knowing.wants_hidden = True
-    engine, _ = run(decoder, switching(knowing))
+    engine, _ = run(decoder, switching("knowing", knowing))
     assert engine.runner.hidden is not None
     assert engine.runner.hidden.shape == (64, 16, decoder.shape.hidden)
     assert Engine(decoder, EngineConfig(kv_blocks=8)).runner.hidden is None
@@ -163,22 +164,18 @@ def test_left_out_with_false():
 @pytest.mark.parametrize("drafts", [[], None, [None], [[1, 2]]])
 def test_a_drafter_that_gives_no_drafts_is_counted_as_failed(decoder, drafts):
     class Wrong(Drafter):
-        name = "wrong"
-
         def propose(self, asks):
             return drafts
 
-    engine, _ = run(decoder, always(Wrong(None)))
+    engine, _ = run(decoder, always("wrong", Wrong(None)))
     assert engine.counts.drafted == 0
     assert engine.speculation.figures()["wrong"]["failures"] > 0
 
 
 def test_a_drafter_that_cannot_begin_is_named(decoder):
     class Broken(Drafter):
-        name = "broken"
-
         def attach(self, runner):
             raise RuntimeError("no room")
 
     with pytest.raises(UserError, match=r"draft.drafters.broken could not begin \(RuntimeError\('no room'\)\)"):
-        Engine(decoder, EngineConfig(kv_blocks=8), speculation=always(Broken(None)))
+        Engine(decoder, EngineConfig(kv_blocks=8), speculation=always("broken", Broken(None)))

@@ -26,7 +26,7 @@ def test_drafted_tokens_are_the_same(decoder, monkeypatch, kv_blocks):
     alone = [respond(decoder, prompt, number) for number, prompt in enumerate(PROMPTS)]
     responses = {tuple(prompt): tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)}
     monkeypatch.setattr(runner, "kernels_for", TorchKernels)
-    speculation = switching(Knowing(responses, decoder.shape.vocab))
+    speculation = switching("knowing", Knowing(responses, decoder.shape.vocab))
     engine = Engine(decoder, EngineConfig(kv_blocks=kv_blocks, context=256), speculation=speculation)
     for number, prompt in enumerate(PROMPTS):
         engine.add(spec(str(number), prompt, 60, stream=number, sampling=SamplingParams()))
@@ -42,7 +42,7 @@ def test_a_device_with_narrow_tiles_takes_narrow_drafts_only(decoder, monkeypatc
     monkeypatch.setattr(runner, "kernels_for", TorchKernels)
     monkeypatch.setattr(TorchKernels, "widest", 5)
     alone = respond(decoder, PROMPTS[0], 0)
-    speculation = switching(Knowing({tuple(PROMPTS[0]): alone}, decoder.shape.vocab, wrong=0.0))
+    speculation = switching("knowing", Knowing({tuple(PROMPTS[0]): alone}, decoder.shape.vocab, wrong=0.0))
     engine = Engine(decoder, EngineConfig(kv_blocks=64), speculation=speculation)
     engine.add(spec("x", PROMPTS[0], 60, stream=0, sampling=SamplingParams()))
     assert finish(engine)["x"].tokens == alone
