@@ -53,8 +53,8 @@ class Drafter:
         """It got these tokens (the last of `sequence.tokens`), whoever drafted; `drafted` counts this drafter's own."""
 
     def unverified(self, sequence: Sequence) -> Draft | None:
-        """The next token of the only sequence in the engine as it is, with figures, if it gives it. Pre: it is
-        lossy."""
+        """The next token of the only sequence in the engine as it is, one with its figures, if it gives it. Pre: it
+        is lossy."""
         return None
 
     def end(self, sequence: Sequence) -> None:

@@ -74,8 +74,8 @@ class Speculation(Protocol):
         ...
 
     def unverified(self, sequence: Sequence) -> Draft | None:
-        """The next token of the only sequence in the engine, with figures, if somebody gives it without the target.
-        Pre: its blocks have room for all its tokens."""
+        """The next token of the only sequence in the engine, one with its figures, if somebody gives it without the
+        target. Pre: its blocks have room for all its tokens."""
         ...
 
     def end(self, sequence: Sequence) -> None:

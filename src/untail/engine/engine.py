@@ -384,8 +384,9 @@ class Engine:
         if not self.scheduler.make_room(sequence):
             return False
         draft = self.speculation.unverified(sequence)
-        if draft is None or draft.figures is None:
+        if draft is None:
             return False
+        assert draft.figures is not None
         sequence.take(draft.tokens[0], draft.figures[0], self.version, lossy=True)
         self.last_step = StepSize(1, 1)
         self.counts.steps += 1
@@ -404,7 +405,7 @@ class Engine:
         assert self.speculation is not None
         drafts = self.speculation.propose([Ask(work.sequence, work.lookahead) for work in works])
         for work, draft in zip(works, drafts, strict=True):
-            work.drafts.extend(self._usable(draft.tokens[: work.lookahead], work.sequence))
+            work.drafts.extend(self._usable(draft.tokens, work.sequence))
 
     def _usable(self, draft: list[int], sequence: Sequence) -> list[int]:
         """Nothing follows a stop token."""

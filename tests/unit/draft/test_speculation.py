@@ -8,7 +8,7 @@ from tests.helpers.running import finish, spec
 from untail.config import DraftConfig, EngineConfig
 from untail.draft import build as drafting
 from untail.draft.base import Drafter
-from untail.engine.draft import Draft
+from untail.engine.draft import NONE, Draft
 from untail.engine.engine import Engine
 from untail.errors import ConfigError, UserError
 from untail.types import SamplingParams
@@ -106,6 +106,69 @@ def test_one_bad_draft_costs_the_others_nothing(decoder, plain, knowing, capsys)
     assert counts["accepted"] == counts["drafted"] > 0
     said = capsys.readouterr().err
     assert said.count("draft.drafters.half_right failed: ValueError: it drafted 1000000 (int)") == 1
+
+
+FIGURES = (-1.0, -1.0, 2.0, 0.1)
+
+
+class Lossy(Drafter):
+    """Gives the same token without the target, or what is none."""
+
+    def __init__(self, draft):
+        super().__init__(None)
+        self.draft, self.asked = draft, 0
+
+    @classmethod
+    def is_lossy(cls, config):
+        return True
+
+    def propose(self, asks):
+        return [NONE for _ in asks]
+
+    def unverified(self, sequence):
+        self.asked += 1
+        return self.draft
+
+
+def run_alone(decoder, speculation=None):
+    engine = Engine(decoder, EngineConfig(kv_blocks=64), speculation=speculation)
+    engine.add(spec("a", PROMPTS["a"], 10, sampling=SamplingParams(1.0)))
+    (chunk,) = finish(engine).values()
+    return chunk
+
+
+NOT_ONE = [
+    Draft([], []),
+    Draft([], None),
+    Draft([5], None),
+    Draft([5], []),
+    Draft([5], [()]),
+    Draft([5], [3]),
+    Draft([5, 6], [FIGURES, FIGURES]),
+    Draft([5], [FIGURES, FIGURES]),
+    Draft([10**6], [FIGURES]),
+    5,
+]
+
+
+@pytest.mark.parametrize("draft", NOT_ONE, ids=repr)
+def test_what_is_not_one_token_with_its_figures_is_verified_after_all(decoder, draft):
+    lossy = Lossy(draft)
+    speculation = always("lossy", lossy)
+    chunk = run_alone(decoder, speculation)
+    assert chunk.tokens == run_alone(decoder).tokens
+    assert not any(chunk.lossy)
+    counts = speculation.figures()["lossy"]
+    assert (counts["unverified"], counts["failures"]) == (0, lossy.asked)
+    assert lossy.asked > 0
+
+
+def test_one_token_with_its_figures_is_taken_and_counted(decoder):
+    speculation = always("lossy", Lossy(Draft([5], [FIGURES])))
+    chunk = run_alone(decoder, speculation)
+    taken = [token for token, lossy in zip(chunk.tokens, chunk.lossy, strict=True) if lossy]
+    assert taken == [5] * speculation.figures()["lossy"]["unverified"]
+    assert len(taken) == 5, "it computes no keys: the model goes on after each"
 
 
 def test_nothing_is_tried_behind_a_stop_token(decoder):
