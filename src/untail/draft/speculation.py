@@ -86,7 +86,6 @@ class Speculator:
 
     def depths(self, sequences: list[Sequence]) -> list[int]:
         count = len(sequences)
-        self.occupied(count)
         if not count:
             self._step = _Step(Scene(0, 0, None))
             return []
@@ -98,9 +97,9 @@ class Speculator:
         accepted = [self._acceptance.of(sequence.id) for sequence in sequences]
         return spread(self._step.arm.depth * count, accepted, [DEEPEST] * count)
 
-    def occupied(self, running: int) -> None:
-        """How many sequences the engine has to do with; from any thread."""
-        self.training.occupied(running / self._slots)
+    def occupied(self, sequences: int) -> None:
+        """How many the engine has to do with; from any thread."""
+        self.training.occupied(sequences / self._slots)
 
     def target_changed(self) -> None:
         for name in self.drafters:

@@ -247,6 +247,8 @@ class Engine:
     def _step(self) -> None:
         began = time.perf_counter()
         self.last_step = StepSize(0, 0)
+        if self.speculation is not None:
+            self.speculation.occupied(self._occupied())
         lone = self._lone()
         if lone is not None and self._go_unverified(lone):
             return
@@ -356,6 +358,12 @@ class Engine:
         )
         self.pool = self.scheduler.pool = BlockPool(blocks, self.prefix.forget)
         self.limits.blocks = self.runner.blocks = blocks
+
+    def _occupied(self) -> int:
+        """Slots that are taken, or will be as soon as there is room: a prompt that is being filled in is work, too."""
+        scheduler = self.scheduler
+        waiting = len(scheduler.returning) + (len(scheduler.new) if scheduler.admits_new else 0)
+        return min(self.config.max_seqs, len(scheduler.running) + waiting)
 
     def _depths(self) -> dict[str, int]:
         """How many drafts each sequence should carry in the next step."""

@@ -7,7 +7,8 @@ from tests.helpers.running import finish, spec
 
 from untail.config import DraftConfig, EngineConfig
 from untail.draft import build as drafting
-from untail.draft.base import Drafter
+from untail.draft.base import Drafter, DraftTrainer
+from untail.draft.training import DraftTraining
 from untail.engine.draft import NONE, Draft
 from untail.engine.engine import Engine
 from untail.errors import ConfigError, UserError
@@ -189,6 +190,37 @@ def test_the_context_is_never_exceeded(decoder):
     engine.add(spec("a", [1, 2], 18, sampling=SamplingParams(1.0)))
     (chunk,) = finish(engine).values()
     assert (len(chunk.tokens), chunk.end) == (18, "length")
+
+
+class Listening(DraftTrainer):
+    def __init__(self):
+        self.heard = []
+
+    def occupied(self, share):
+        self.heard.append(share)
+
+
+def test_a_trainer_hears_of_all_that_the_engine_has_to_do_with(decoder, knowing):
+    """From the first step on, when nothing has caught up yet; of those that wait for a slot, as many as there are."""
+    speculation, trainer = always("knowing", knowing), Listening()
+    speculation.training = DraftTraining({"knowing": trainer})
+    config = EngineConfig(kv_blocks=64, max_seqs=4, max_batch_tokens=2)
+    engine = Engine(decoder, config, speculation=speculation)
+    engine.add(spec("a", PROMPTS["a"], 10, sampling=SamplingParams(1.0)))
+    engine.step()
+    engine.add(spec("b", PROMPTS["b"], 10, stream=1, sampling=SamplingParams(1.0)))
+    engine.step()
+    assert trainer.heard == [0.25, 0.5]
+    for number in range(5):
+        engine.add(spec(f"c{number}", PROMPTS["c"], 10, stream=2, sampling=SamplingParams(1.0)))
+    engine.step()
+    engine.admit_new(False)
+    engine.step()
+    assert trainer.heard[2:] == [1.0, len(engine.scheduler.running) / 4]
+    engine.sleep()
+    engine.wake()
+    engine.step()
+    assert trainer.heard[4] == trainer.heard[3], "what lost its blocks will be computed again"
 
 
 def test_hidden_states_are_kept_if_somebody_wants_them(decoder, knowing):
