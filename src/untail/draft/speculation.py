@@ -166,7 +166,17 @@ class Speculator:
         return self._remembered
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.chooser.restore(state)
+        """A state that does not fit, of an older version or of another chooser, is left alone: to know nothing yet
+        costs some speed, and no token."""
+        try:
+            self.chooser.restore(state)
+        except (TypeError, ValueError, KeyError) as error:
+            half = self.chooser  # it may have taken over some of it
+            self.chooser = type(half)(half.config, half.drafters, half.seed)
+            say_once(
+                f"what the checkpoint has of draft.choose does not fit ({type(error).__name__}: {error}): it begins "
+                "anew, which changes no token"
+            )
 
     def _ask(self, name: str, asks: list[Ask]) -> list[Draft]:
         """All at once; if that fails, one by one, so that only those go without whose draft it is that fails."""

@@ -8,6 +8,9 @@ from tests.helpers.running import finish, spec
 from untail.config import DraftConfig, EngineConfig
 from untail.draft import build as drafting
 from untail.draft.base import Drafter, DraftTrainer
+from untail.draft.choose.base import Chooser
+from untail.draft.choose.first import First
+from untail.draft.speculation import Speculator
 from untail.draft.training import DraftTraining
 from untail.engine.draft import NONE, Draft
 from untail.engine.engine import Engine
@@ -250,6 +253,48 @@ def test_unknown_drafters_fields_and_choosers_are_named():
     ):
         with pytest.raises(ConfigError, match=message):
             drafting.resolved(DraftConfig(**fields))
+
+
+class Halfway(Chooser):
+    """Has taken over the half of a state when it finds that the rest does not fit."""
+
+    def __init__(self, config, drafters, seed):
+        super().__init__(config, drafters, seed)
+        self.knows = {}
+
+    def state(self):
+        return dict(self.knows)
+
+    def restore(self, state):
+        self.knows["first"] = state["first"]
+        (self.knows["second"],) = state["second"]
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [({"first": 1}, KeyError), ({"first": 1, "second": 2}, TypeError), ({"first": 1, "second": ()}, ValueError)],
+)
+def test_of_a_choosers_state_that_does_not_fit_nothing_is_taken_over(state, error, capsys):
+    speculation = Speculator({"ngram": Careless([])}, Halfway(First.Config(depth=3), ["ngram"], 7))
+    speculation.restore({"first": 1, "second": [2]})
+    assert speculation.chooser.state() == {"first": 1, "second": 2}
+    speculation.restore(state)
+    assert speculation.chooser.state() == {}
+    assert (speculation.chooser.config.depth, speculation.chooser.drafters, speculation.chooser.seed) == (
+        3,
+        ["ngram"],
+        7,
+    )
+    assert capsys.readouterr().err.startswith(
+        f"what the checkpoint has of draft.choose does not fit ({error.__name__}: "
+    )
+
+
+def test_a_checkpoint_from_before_bandits_kept_steps_and_seconds_is_resumed(decoder, plain):
+    speculation = drafting.build(DraftConfig(drafters={"ngram": {}}, choose="bandit"), seed=0)
+    speculation.restore({"rewards": [[[2, 0, 0], ["ngram", 2], [[5, 0.25]]]], "pulls": [[[2, 0, 0], 5]]})
+    _, results = run(decoder, speculation)
+    assert {name: chunk.tokens for name, chunk in results.items()} == plain
 
 
 def test_left_out_with_false():
