@@ -102,7 +102,12 @@ class Engine:
         return name in self._sequences
 
     def warm_up(self) -> None:
-        """Compile and capture now what would else be when first needed, in the middle of somebody's rollout."""
+        """Compile and capture now what would else be when first needed, in the middle of somebody's rollout: the
+        kernels of a step, and graphs (RunAhead.warm_up). Sleep and a smaller pool take graphs away again, and each
+        comes back when it is next needed."""
+        self._in_memory(self._warm_up)
+
+    def _warm_up(self) -> None:
         self.runner.warm_up()
         if self.ahead is not None:
             self.ahead.warm_up()
@@ -125,14 +130,8 @@ class Engine:
     def step(self) -> list[tuple[str, Chunk]]:
         """Compute one batch, or read a launch while the next one runs; the chunks that are full, and the last chunk of
         every sequence that came to an end."""
-        while True:
-            try:
-                self._step()
-            except torch.OutOfMemoryError as error:
-                self._make_room(error)
-                self.wake()
-            else:
-                return self._fetch_due()
+        self._in_memory(self._step)
+        return self._fetch_due()
 
     def drain(self) -> list[tuple[str, Chunk]]:
         """Wait for what runs ahead of the host, and take it: afterwards nothing reads weights or writes KV."""
@@ -340,6 +339,15 @@ class Engine:
         self.prefix.clear()
         for work in plan.work:
             work.sequence.furthest = work.sequence.computed
+
+    def _in_memory(self, compute: Callable[[], None]) -> None:
+        """Again beside a smaller KV pool, for as long as the device runs out of memory."""
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError as error:
+                self._make_room(error)
+                self.wake()
 
     def _make_room(self, error: Exception) -> None:
         """Out of memory: a smaller KV pool, when `wake` makes it. What was in the old one is computed again."""
