@@ -102,13 +102,13 @@ class Engine:
         return name in self._sequences
 
     def warm_up(self) -> None:
-        """Compile and capture now what would else be when first needed, in the middle of somebody's rollout: the
-        kernels of a step, and graphs (RunAhead.warm_up). Sleep and a smaller pool take graphs away again, and each
-        comes back when it is next needed."""
+        """Compile and capture now what would else be when first needed, in the middle of somebody's rollout: what fills
+        in, what runs ahead, and if somebody drafts what verifies drafts for a few sequences. Sleep and a smaller pool
+        drop graphs, and each comes back when it is next needed."""
         self._in_memory(self._warm_up)
 
     def _warm_up(self) -> None:
-        self.runner.warm_up()
+        self.runner.warm_up(drafted_for=0 if self.speculation is None else self.config.max_seqs)
         if self.ahead is not None:
             self.ahead.warm_up()
 

@@ -64,9 +64,9 @@ def test_when_graphs_are_captured_at_the_start(decoder, monkeypatch, capsys):
     engine = Engine(decoder, EngineConfig(kv_blocks=63, max_seqs=4))
     captured, real = [], DecodeGraphs.capture
 
-    def capture(graphs, rows):
+    def capture(graphs, rows, width=1):
         captured.append(rows)
-        real(graphs, rows)
+        real(graphs, rows, width)
 
     monkeypatch.setattr(DecodeGraphs, "capture", failing_at({2}, capture))
     engine.warm_up()
