@@ -1,7 +1,7 @@
 """How long the attention of a decode step takes, by how it is cut: `python benchmarks/h200/attention.py MODEL ROWS ...`
 
-Contexts as in training: most of the sequences are short, a tenth are at their limit (`mixed`); or all the same
-(`even`). A layer's own keys and values, as many layers as the model has, one after another inside a graph.
+Contexts like those of training: most of the sequences are short, one or two in a hundred are at their limit (`mixed`);
+or all the same (`even`). A layer's own keys and values, eight layers one after another inside a graph.
 """
 
 import json

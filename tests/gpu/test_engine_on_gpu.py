@@ -64,7 +64,7 @@ def test_drafts_verified_in_graphs(pair):
 
     _, alone = respond(reference)
     drafter = Knowing({tuple(p): t for p, t in zip(prompts, alone, strict=True)}, decoder.shape.vocab)
-    engine, drafted = respond(decoder, switching(drafter))
+    engine, drafted = respond(decoder, switching("knowing", drafter))
     assert drafted == alone
     assert engine.counts.accepted > 0
 

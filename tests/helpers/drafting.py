@@ -11,8 +11,6 @@ from untail.engine.draft import Ask, Draft
 class Knowing(Drafter):
     """What comes next, by prompt, with a wrong token now and then."""
 
-    name = "knowing"
-
     def __init__(self, responses: dict[tuple[int, ...], list[int]], vocab: int, wrong: float = 0.2):
         super().__init__(None)
         self.responses = responses
@@ -35,8 +33,6 @@ class Knowing(Drafter):
 
 class Raising(Drafter):
     """Fails for some sequences, and whenever it is told something of them."""
-
-    name = "raising"
 
     def __init__(self, fails: set[str]):
         super().__init__(None)
@@ -83,10 +79,9 @@ def let_guess(drafter: Drafter) -> None:
         drafter.load(trainer.fresh())
 
 
-def switching(*drafters: Drafter) -> Speculator:
-    by_name = {drafter.name: drafter for drafter in drafters}
-    return Speculator(by_name, Switching(list(by_name)))
+def switching(name: str, drafter: Drafter) -> Speculator:
+    return Speculator({name: drafter}, Switching([name]))
 
 
-def always(drafter: Drafter, depth: int = 6) -> Speculator:
-    return Speculator({drafter.name: drafter}, Always(drafter.name, depth))
+def always(name: str, drafter: Drafter, depth: int = 6) -> Speculator:
+    return Speculator({name: drafter}, Always(name, depth))

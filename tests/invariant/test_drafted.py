@@ -63,22 +63,25 @@ def respond(decoder, prompt, stream, sampling) -> list[int]:
 
 
 @pytest.fixture(params=NAMES)
-def drafter(request, alone, model) -> Drafter:
-    if request.param == "knowing":
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def drafter(name, alone, model) -> Drafter:
+    if name == "knowing":
         responses = {tuple(prompt): tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)}
         return Knowing(responses, model.shape.vocab)
-    return make(request.param)
+    return make(name)
 
 
 def make(name: str) -> Drafter:
     """Random text hardly ever repeats three tokens: one has to do."""
-    drafter = DRAFTERS.build({"name": name, **({"shortest": 1} if name in ("history", "ngram") else {})}, name)
-    drafter.name = name
-    return drafter
+    return DRAFTERS.build({"name": name, **({"shortest": 1} if name in ("history", "ngram") else {})}, name)
 
 
-def start(decoder, sampling, drafter, past, budget=BUDGET, **config) -> Engine:
-    engine = Engine(decoder, EngineConfig(**{"kv_blocks": 128, **config}), speculation=switching(drafter))
+def start(decoder, sampling, name, drafter, past, budget=BUDGET, **config) -> Engine:
+    engine = Engine(decoder, EngineConfig(**{"kv_blocks": 128, **config}), speculation=switching(name, drafter))
     let_guess(drafter)
     for number, prompt in enumerate(PROMPTS):
         engine.add(spec(str(number), prompt, budget, stream=number, sampling=sampling, past=past[number], chunk=9))
@@ -98,25 +101,25 @@ def assert_drafted(engine):
     assert all(counts["failures"] == 0 for counts in figures.values()), figures
 
 
-def test_mixed_batches(model, sampling, alone, past, drafter):
-    engine = start(model, sampling, drafter, past)
+def test_mixed_batches(model, sampling, alone, past, name, drafter):
+    engine = start(model, sampling, name, drafter, past)
     results = finish(engine)
-    assert_unchanged(model, sampling, alone, results, drafter.name)
+    assert_unchanged(model, sampling, alone, results, name)
     assert_drafted(engine)
-    if drafter.name in ("knowing", "history"):
+    if name in ("knowing", "history"):
         assert engine.counts.steps < BUDGET, "drafts saved no step"
     for result in results.values():  # every column has an entry for every token
         columns = (result.policy_logprob, result.behaviour_logprob, result.entropy, result.p_eos, result.version)
         assert {len(column) for column in columns} == {BUDGET}
 
 
-def test_figures_are_those_of_undrafted_tokens(model, sampling, alone, past, drafter):
+def test_figures_are_those_of_undrafted_tokens(model, sampling, alone, past, name, drafter):
     plain = Engine(model, EngineConfig(kv_blocks=128))
     for number, prompt in enumerate(PROMPTS):
         plain.add(spec(str(number), prompt, BUDGET, stream=number, sampling=sampling))
-    results = finish(start(model, sampling, drafter, past))
-    for name, one in finish(plain).items():
-        other = results[name]
+    results = finish(start(model, sampling, name, drafter, past))
+    for sequence, one in finish(plain).items():
+        other = results[sequence]
         if one.tokens != other.tokens:
             continue  # a near tie, which the other tests look at
         for column in ("policy_logprob", "behaviour_logprob", "entropy", "p_eos"):
@@ -125,24 +128,24 @@ def test_figures_are_those_of_undrafted_tokens(model, sampling, alone, past, dra
             )
 
 
-def test_few_slots_and_preemption(model, sampling, alone, past, drafter):
-    engine = start(model, sampling, drafter, past, kv_blocks=16, max_seqs=3, max_batch_tokens=40)
-    assert_unchanged(model, sampling, alone, finish(engine), drafter.name)
+def test_few_slots_and_preemption(model, sampling, alone, past, name, drafter):
+    engine = start(model, sampling, name, drafter, past, kv_blocks=16, max_seqs=3, max_batch_tokens=40)
+    assert_unchanged(model, sampling, alone, finish(engine), name)
     assert engine.counts.preemptions > 0
     assert_drafted(engine)
 
 
-def test_extend(model, sampling, alone, past, drafter):
-    engine = start(model, sampling, drafter, past, budget=10)
+def test_extend(model, sampling, alone, past, name, drafter):
+    engine = start(model, sampling, name, drafter, past, budget=10)
     results = extend_to(engine, BUDGET, by=10)
-    assert_unchanged(model, sampling, alone, results, drafter.name)
+    assert_unchanged(model, sampling, alone, results, name)
     fresh = sum(map(len, PROMPTS)) + (BUDGET - 1) * len(PROMPTS)
     assert engine.counts.computed + engine.counts.prefix_hits == fresh, "something was computed twice"
 
 
 @pytest.mark.parametrize("at", [1, 5, 9])
-def test_fork(model, sampling, alone, past, drafter, at):
-    engine = start(model, sampling, drafter, past)
+def test_fork(model, sampling, alone, past, name, drafter, at):
+    engine = start(model, sampling, name, drafter, past)
     children: dict[str, tuple[int, int]] = {}
 
     def fork(step, so_far):
@@ -154,16 +157,16 @@ def test_fork(model, sampling, alone, past, drafter, at):
                     children.update((child, (number, forked.position)) for child in forked.children)
 
     results = finish(engine, fork)
-    assert_unchanged(model, sampling, alone, results, drafter.name)
+    assert_unchanged(model, sampling, alone, results, name)
     assert children
     for child, (number, done) in children.items():
         stream = None if sampling is GREEDY else number
         own = results[child].tokens if child in results else []
-        assert_same(model, PROMPTS[number], alone[number], alone[number][:done] + own, drafter.name, stream)
+        assert_same(model, PROMPTS[number], alone[number], alone[number][:done] + own, name, stream)
 
 
-def test_weights_that_do_not_change_and_a_nap(model, sampling, alone, past, drafter):
-    engine = start(model, sampling, drafter, past)
+def test_weights_that_do_not_change_and_a_nap(model, sampling, alone, past, name, drafter):
+    engine = start(model, sampling, name, drafter, past)
 
     def interfere(step, _):
         if step == 6:
@@ -172,13 +175,13 @@ def test_weights_that_do_not_change_and_a_nap(model, sampling, alone, past, draf
             engine.sleep()
             engine.wake()
 
-    assert_unchanged(model, sampling, alone, finish(engine, interfere), drafter.name)
+    assert_unchanged(model, sampling, alone, finish(engine, interfere), name)
 
 
-def test_stop_tokens_end_a_sequence_in_the_middle_of_its_drafts(model, sampling, alone, past, drafter):
+def test_stop_tokens_end_a_sequence_in_the_middle_of_its_drafts(model, sampling, alone, past, name, drafter):
     """Whatever was drafted behind the stop token is gone; the tokens up to it are the same."""
     stops = [response[31] for response in alone]
-    engine = Engine(model, EngineConfig(kv_blocks=128), speculation=switching(drafter))
+    engine = Engine(model, EngineConfig(kv_blocks=128), speculation=switching(name, drafter))
     let_guess(drafter)
     for number, prompt in enumerate(PROMPTS):
         stopping = SamplingParams(temperature=sampling.temperature, stop_ids=(stops[number],))
@@ -189,7 +192,7 @@ def test_stop_tokens_end_a_sequence_in_the_middle_of_its_drafts(model, sampling,
         end = alone[number].index(stops[number]) + 1
         assert result.end == "stop"
         stream = None if sampling is GREEDY else number
-        assert_same(model, PROMPTS[number], alone[number][:end], result.tokens, drafter.name, stream)
+        assert_same(model, PROMPTS[number], alone[number][:end], result.tokens, name, stream)
 
 
 VOCAB = 12
@@ -204,12 +207,13 @@ def toy() -> Decoder:
     return Decoder(TOY).initialise(torch.Generator().manual_seed(3), std=0.6)
 
 
-def sample_many(decoder: Decoder, drafter: Drafter, count: int) -> Counter[tuple[int, int, int]]:
+def sample_many(decoder: Decoder, name: str, count: int) -> Counter[tuple[int, int, int]]:
     """Three tokens of many sequences, drafted from the second on."""
     seen: Counter[tuple[int, int, int]] = Counter()
+    drafter = toy_drafter(name)
     past = tuple(tuple(random.Random(i).choices(range(VOCAB), k=8)) for i in range(4))
     for first in range(0, count, 500):
-        engine = Engine(decoder, EngineConfig(kv_blocks=1100, max_seqs=500), speculation=always(drafter, 2))
+        engine = Engine(decoder, EngineConfig(kv_blocks=1100, max_seqs=500), speculation=always(name, drafter, 2))
         let_guess(drafter)
         for number in range(first, min(count, first + 500)):
             stream = random.Random(number).getrandbits(62)
@@ -251,19 +255,18 @@ def toy_drafter(name: str) -> Drafter:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_distribution_is_the_models(toy, name):
-    drafter = toy_drafter(name)
-    assert p_value(sample_many(toy, drafter, 50_000), exact_distribution(toy)) > 0.01
+    assert p_value(sample_many(toy, name, 50_000), exact_distribution(toy)) > 0.01
 
 
 def test_the_distribution_is_the_models_on_fewer_samples(toy):
-    assert p_value(sample_many(toy, toy_drafter("knowing"), 4_000), exact_distribution(toy)) > 0.001
+    assert p_value(sample_many(toy, "knowing", 4_000), exact_distribution(toy)) > 0.001
 
 
 def test_both_tests_notice_a_broken_acceptance_rule(toy, model, alone, past, sampling, monkeypatch):
     """One that goes on behind a wrong draft is seen in the tokens and in the distribution."""
     monkeypatch.setattr(sampler, "follows_accepted", lambda tokens_R, drafts, offsets: torch.ones_like(tokens_R))
     wrong = Knowing({tuple(p): t for p, t in zip(PROMPTS, alone, strict=True)}, model.shape.vocab, wrong=0.5)
-    results = finish(start(model, sampling, wrong, past))
+    results = finish(start(model, sampling, "wrong", wrong, past))
     with pytest.raises(AssertionError):
         assert_unchanged(model, sampling, alone, results, "broken")
-    assert p_value(sample_many(toy, toy_drafter("knowing"), 4_000), exact_distribution(toy)) < 1e-6
+    assert p_value(sample_many(toy, "knowing", 4_000), exact_distribution(toy)) < 1e-6

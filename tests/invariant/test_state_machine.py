@@ -72,7 +72,7 @@ class ShadowRunner:
 
 
 class Guesses:
-    """Drafts of any length out of the same four tokens, for some and not for others."""
+    """Drafts of any length up to what is asked for out of the same four tokens, for some and not for others."""
 
     wants_hidden = False
 
@@ -87,13 +87,17 @@ class Guesses:
         assert sequence.id not in self.alive
         self.alive.add(sequence.id)
 
+    def occupied(self, sequences):
+        pass
+
     def depths(self, sequences):
         return [self.random.choice((0, 1, 3, 20)) for _ in sequences]
 
     def propose(self, asks):
         for ask in asks:
             assert len(ask.sequence.blocks) * BLOCK >= len(ask.sequence.tokens) + ask.most
-        return [Draft([self.random.randrange(0, 4) for _ in range(self.random.choice((0, 2, 30)))]) for _ in asks]
+        lengths = [min(ask.most, self.random.choice((0, 2, 30))) for ask in asks]
+        return [Draft([self.random.randrange(0, 4) for _ in range(length)]) for length in lengths]
 
     def verified(self, results, seconds, mostly_decoded):
         for result in results:

@@ -27,7 +27,6 @@ class Drafter:
         pass
 
     config: Any
-    name = ""  # as in the recipe
     section: ClassVar[str] = ""  # of the list of mechanisms, "7.2"
     wants_hidden = False  # the target's last hidden states are kept for it
     wants_past = False  # earlier responses to the prompt come with each sequence (`SequenceSpec.past`)
@@ -54,8 +53,8 @@ class Drafter:
         """It got these tokens (the last of `sequence.tokens`), whoever drafted; `drafted` counts this drafter's own."""
 
     def unverified(self, sequence: Sequence) -> Draft | None:
-        """The next token of the only sequence in the engine as it is, with figures, if it gives it. Pre: it is
-        lossy."""
+        """The next token of the only sequence in the engine as it is, one with its figures, if it gives it. Pre: it
+        is lossy."""
         return None
 
     def end(self, sequence: Sequence) -> None:

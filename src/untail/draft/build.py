@@ -45,7 +45,6 @@ def build(config: DraftConfig, seed: int) -> Speculator | None:
     for name, table in config.drafters.items():
         if table is not False:
             drafters[name] = DRAFTERS.build({**table, "name": name}, f"draft.drafters.{name}")
-            drafters[name].name = name
     return Speculator(drafters, _chooser(config, seed)) if drafters else None
 
 

@@ -7,7 +7,7 @@ drafts that it can try.
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from untail.draft.base import Drafter, Learned
 from untail.draft.budget import Acceptance, spread
@@ -15,13 +15,14 @@ from untail.draft.choose.base import OFF, Chooser, Outcome, Scene
 from untail.draft.training import DraftTraining
 from untail.engine.draft import NONE, Ask, Draft, Verified
 from untail.engine.notice import say_once
-from untail.engine.sequence import Sequence
+from untail.engine.sequence import Figures, Sequence
 from untail.errors import UserError
 
 if TYPE_CHECKING:
     from untail.engine.runner import Runner
 
 DEEPEST = 32  # drafts of one sequence in one step
+FIGURES = len(get_args(Figures))
 
 
 @dataclass
@@ -85,7 +86,6 @@ class Speculator:
 
     def depths(self, sequences: list[Sequence]) -> list[int]:
         count = len(sequences)
-        self.occupied(count)
         if not count:
             self._step = _Step(Scene(0, 0, None))
             return []
@@ -97,9 +97,9 @@ class Speculator:
         accepted = [self._acceptance.of(sequence.id) for sequence in sequences]
         return spread(self._step.arm.depth * count, accepted, [DEEPEST] * count)
 
-    def occupied(self, running: int) -> None:
-        """How many sequences the engine has to do with; from any thread."""
-        self.training.occupied(running / self._slots)
+    def occupied(self, sequences: int) -> None:
+        """How many the engine has to do with; from any thread."""
+        self.training.occupied(sequences / self._slots)
 
     def target_changed(self) -> None:
         for name in self.drafters:
@@ -144,7 +144,8 @@ class Speculator:
             try:
                 draft = drafter.unverified(sequence)
                 if draft is not None:
-                    self._refuse_what_is_none(draft)
+                    self._refuse_bad(draft)
+                    _refuse_unless_one(draft)
             except Exception as error:
                 self._failed(name, error)
                 continue
@@ -165,7 +166,17 @@ class Speculator:
         return self._remembered
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.chooser.restore(state)
+        """A state that does not fit, of an older version or of another chooser, is left alone: to know nothing yet
+        costs some speed, and no token."""
+        try:
+            self.chooser.restore(state)
+        except (TypeError, ValueError, KeyError) as error:
+            half = self.chooser  # it may have taken over some of it
+            self.chooser = type(half)(half.config, half.drafters, half.seed)
+            say_once(
+                f"what the checkpoint has of draft.choose does not fit ({type(error).__name__}: {error}): it begins "
+                "anew, which changes no token"
+            )
 
     def _ask(self, name: str, asks: list[Ask]) -> list[Draft]:
         """All at once; if that fails, one by one, so that only those go without whose draft it is that fails."""
@@ -183,7 +194,7 @@ class Speculator:
     def _tried(self, name: str, ask: Ask, draft: Draft) -> Draft:
         """What of a draft can be tried."""
         try:
-            self._refuse_what_is_none(draft)
+            self._refuse_bad(draft)
             if len(draft.tokens) > ask.most:
                 self._failed(name, ValueError(f"it drafted {len(draft.tokens)} tokens where {ask.most} were asked for"))
                 return Draft(draft.tokens[: ask.most])
@@ -192,7 +203,7 @@ class Speculator:
             return NONE
         return draft
 
-    def _refuse_what_is_none(self, draft: Any) -> None:
+    def _refuse_bad(self, draft: Any) -> None:
         """Plain ints of the vocabulary: of other kinds, not all compare and index alike."""
         if not isinstance(draft, Draft) or not isinstance(draft.tokens, list):
             raise TypeError(f"{draft!r:.80} is no Draft with a list of tokens")
@@ -222,3 +233,11 @@ class Speculator:
         counts.drafted += result.drafted
         counts.accepted += result.accepted
         self._acceptance.heard(result.sequence.id, result.drafted, result.accepted)
+
+
+def _refuse_unless_one(draft: Draft) -> None:
+    figures = draft.figures
+    if len(draft.tokens) != 1 or figures is None or [len(own) for own in figures] != [FIGURES]:
+        raise ValueError(
+            f"{draft!r:.80} is not one token with its {FIGURES} figures, as what nobody verifies has to be"
+        )

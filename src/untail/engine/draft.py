@@ -41,7 +41,8 @@ class Verified(NamedTuple):
 
 
 class Speculation(Protocol):
-    """Pre: every call comes from the engine's thread, and no call raises: a drafter's fault stays with it."""
+    """Pre: every call but `occupied` comes from the engine's thread, and no call raises: a drafter's fault stays with
+    it."""
 
     wants_hidden: bool  # the runner keeps the last layer's hidden state of every token it computes
     goes_unverified: bool  # somebody may give a token without the target
@@ -59,8 +60,9 @@ class Speculation(Protocol):
         be none."""
         ...
 
-    def occupied(self, running: int) -> None:
-        """So many sequences are running: none, if the engine has nothing to do. From any thread."""
+    def occupied(self, sequences: int) -> None:
+        """So many are in slots or about to get one, before each step: none, if the engine has nothing to do. From any
+        thread."""
         ...
 
     def propose(self, asks: list[Ask]) -> list[Draft]:
@@ -74,8 +76,8 @@ class Speculation(Protocol):
         ...
 
     def unverified(self, sequence: Sequence) -> Draft | None:
-        """The next token of the only sequence in the engine, with figures, if somebody gives it without the target.
-        Pre: its blocks have room for all its tokens."""
+        """The next token of the only sequence in the engine, one with its figures, if somebody gives it without the
+        target. Pre: its blocks have room for all its tokens."""
         ...
 
     def end(self, sequence: Sequence) -> None:

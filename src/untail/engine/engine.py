@@ -102,8 +102,13 @@ class Engine:
         return name in self._sequences
 
     def warm_up(self) -> None:
-        """Compile and capture now what would else be when first needed, in the middle of somebody's rollout."""
-        self.runner.warm_up()
+        """Compile and capture now what would else be when first needed, in the middle of somebody's rollout: what fills
+        in, what runs ahead, and if somebody drafts what verifies drafts for a few sequences. Sleep and a smaller pool
+        drop graphs, and each comes back when it is next needed."""
+        self._in_memory(self._warm_up)
+
+    def _warm_up(self) -> None:
+        self.runner.warm_up(drafted_for=0 if self.speculation is None else self.config.max_seqs)
         if self.ahead is not None:
             self.ahead.warm_up()
 
@@ -125,14 +130,8 @@ class Engine:
     def step(self) -> list[tuple[str, Chunk]]:
         """Compute one batch, or read a launch while the next one runs; the chunks that are full, and the last chunk of
         every sequence that came to an end."""
-        while True:
-            try:
-                self._step()
-            except torch.OutOfMemoryError as error:
-                self._make_room(error)
-                self.wake()
-            else:
-                return self._fetch_due()
+        self._in_memory(self._step)
+        return self._fetch_due()
 
     def drain(self) -> list[tuple[str, Chunk]]:
         """Wait for what runs ahead of the host, and take it: afterwards nothing reads weights or writes KV."""
@@ -247,6 +246,8 @@ class Engine:
     def _step(self) -> None:
         began = time.perf_counter()
         self.last_step = StepSize(0, 0)
+        if self.speculation is not None:
+            self.speculation.occupied(self._occupied())
         lone = self._lone()
         if lone is not None and self._go_unverified(lone):
             return
@@ -339,6 +340,15 @@ class Engine:
         for work in plan.work:
             work.sequence.furthest = work.sequence.computed
 
+    def _in_memory(self, compute: Callable[[], None]) -> None:
+        """Again beside a smaller KV pool, for as long as the device runs out of memory."""
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError as error:
+                self._make_room(error)
+                self.wake()
+
     def _make_room(self, error: Exception) -> None:
         """Out of memory: a smaller KV pool, when `wake` makes it. What was in the old one is computed again."""
         blocks = int(self.pool.total * SMALLER)
@@ -356,6 +366,12 @@ class Engine:
         )
         self.pool = self.scheduler.pool = BlockPool(blocks, self.prefix.forget)
         self.limits.blocks = self.runner.blocks = blocks
+
+    def _occupied(self) -> int:
+        """Slots that are taken, or will be as soon as there is room: a prompt that is being filled in is work, too."""
+        scheduler = self.scheduler
+        waiting = len(scheduler.returning) + (len(scheduler.new) if scheduler.admits_new else 0)
+        return min(self.config.max_seqs, len(scheduler.running) + waiting)
 
     def _depths(self) -> dict[str, int]:
         """How many drafts each sequence should carry in the next step."""
@@ -384,8 +400,9 @@ class Engine:
         if not self.scheduler.make_room(sequence):
             return False
         draft = self.speculation.unverified(sequence)
-        if draft is None or draft.figures is None:
+        if draft is None:
             return False
+        assert draft.figures is not None
         sequence.take(draft.tokens[0], draft.figures[0], self.version, lossy=True)
         self.last_step = StepSize(1, 1)
         self.counts.steps += 1
@@ -404,7 +421,7 @@ class Engine:
         assert self.speculation is not None
         drafts = self.speculation.propose([Ask(work.sequence, work.lookahead) for work in works])
         for work, draft in zip(works, drafts, strict=True):
-            work.drafts.extend(self._usable(draft.tokens[: work.lookahead], work.sequence))
+            work.drafts.extend(self._usable(draft.tokens, work.sequence))
 
     def _usable(self, draft: list[int], sequence: Sequence) -> list[int]:
         """Nothing follows a stop token."""

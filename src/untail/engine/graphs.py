@@ -92,10 +92,10 @@ class DecodeGraphs:
         return Launch(state.tokens_out[:steps, : rows * width], state.figures_out[:steps, : rows * width], clock)
 
     @torch.inference_mode()
-    def capture(self, rows: int) -> None:
-        """Now, if there are graphs here, so that no launch for so many rows has to."""
+    def capture(self, rows: int, width: int = 1) -> None:
+        """Now, if there are graphs here, so that no launch of so many rows and so wide has to."""
         if self.state.ids.is_cuda:
-            self._graph((rows, 1))
+            self._graph((rows, width))
 
     def _graph(self, key: tuple[int, int]) -> torch.cuda.CUDAGraph:
         """One step: replayed n times it runs as fast as a graph of n steps, and is captured in an n-th of the time."""

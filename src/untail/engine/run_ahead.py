@@ -78,7 +78,7 @@ class RunAhead:
         return len(self._flights)
 
     def warm_up(self) -> None:
-        """Every graph there may be, before anybody waits for it."""
+        """Every graph of what runs ahead, before anybody waits for it."""
         for bucket in self.buckets:
             self._ready().capture(bucket)
 

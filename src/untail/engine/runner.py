@@ -87,10 +87,12 @@ class Runner:
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Pre: nobody's keys and values are there yet."""
+    def warm_up(self, drafted_for: int = 0) -> None:
+        """`drafted_for`: at most so many sequences at once. Pre: nobody's keys and values are there yet."""
         if self.kernels is not None and self.kv is not None:
             self.kernels.warm_up(self.kv)
+        if self.verifier is not None and drafted_for:
+            self.verifier.warm_up(drafted_for)
 
     @torch.inference_mode()
     def copy(self, copies: list[tuple[int, int]]) -> None:

@@ -16,6 +16,7 @@ from untail.engine.scheduler import Work
 
 WIDTHS = (1, 2, 4, 8)  # tokens of a row
 TOKENS = 512  # of all rows
+FEW = 16  # rows: drafts pay at the tail, and for more sequences than these they are seldom tried
 
 
 class VerifyGraphs:
@@ -25,6 +26,12 @@ class VerifyGraphs:
         self.widest = max(width for width in WIDTHS if width <= max(1, kernels.widest))
         self._given = (kernels, kv, kept)
         self._graphs: DecodeGraphs | None = None
+
+    def warm_up(self, sequences: int) -> None:
+        """Every graph for so many, up to a few; what else is needed is captured then."""
+        for rows in buckets_up_to(_bucket(min(sequences, FEW))):
+            for width in WIDTHS[: WIDTHS.index(self.widest) + 1]:
+                self._ready().capture(rows, width)
 
     def takes(self, work: list[Work]) -> bool:
         widest = max(1 + len(one.drafts) for one in work)

@@ -18,9 +18,7 @@ SAMPLED = SamplingParams(1.0)
 
 
 def skipping(**fields) -> LayerSkip:
-    drafter = LayerSkip(LayerSkip.Config(**fields))
-    drafter.name = "layer_skip"
-    return drafter
+    return LayerSkip(LayerSkip.Config(**fields))
 
 
 def make_useless(decoder, layer: int):
@@ -36,7 +34,7 @@ def make_useless(decoder, layer: int):
 def test_without_layers_that_do_nothing_every_draft_is_right(decoder):
     """Drawn with the target's own random numbers, at temperature 1."""
     twin = make_useless(decoder, decoder.shape.layers - 1)
-    engine = Engine(twin, EngineConfig(kv_blocks=64), speculation=always(skipping(layers=0.67), depth=5))
+    engine = Engine(twin, EngineConfig(kv_blocks=64), speculation=always("layer_skip", skipping(layers=0.67), depth=5))
     for number in range(3):
         engine.add(spec(str(number), [1, 2, 3 + number], 40, stream=number, sampling=SAMPLED))
     finish(engine)
@@ -53,12 +51,14 @@ def test_which_layers(decoder, keep, layers):
 
 def test_a_share_that_keeps_all_layers_is_refused(decoder):
     with pytest.raises(ConfigError, match=r"layers = 0.99 keeps all 3 layers"):
-        Engine(decoder, EngineConfig(kv_blocks=8), speculation=always(skipping(layers=0.99)))
+        Engine(decoder, EngineConfig(kv_blocks=8), speculation=always("layer_skip", skipping(layers=0.99)))
 
 
 def degraded(decoder, after: int, others: int = 0, budget: int = 60, late: int | None = None):
     """One sequence, and others that are shorter; `late` comes while it is alone."""
-    engine = Engine(decoder, EngineConfig(kv_blocks=64), speculation=always(skipping(verified=False, after=after)))
+    engine = Engine(
+        decoder, EngineConfig(kv_blocks=64), speculation=always("layer_skip", skipping(verified=False, after=after))
+    )
     engine.add(spec("long", [1, 2, 3], budget, sampling=SAMPLED, chunk=7))
     for number in range(others):
         engine.add(spec(f"short{number}", [4, 5 + number], 10, stream=number, sampling=SAMPLED))
@@ -106,7 +106,9 @@ def test_the_full_model_catches_up_when_another_comes(decoder):
 
 
 def test_a_fork_of_an_unverified_sequence_computes_its_own(decoder):
-    engine = Engine(decoder, EngineConfig(kv_blocks=64), speculation=always(skipping(verified=False, after=4)))
+    engine = Engine(
+        decoder, EngineConfig(kv_blocks=64), speculation=always("layer_skip", skipping(verified=False, after=4))
+    )
     engine.add(spec("long", [1, 2, 3], 40, sampling=SAMPLED))
     for _ in range(20):
         engine.step()

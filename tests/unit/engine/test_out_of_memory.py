@@ -58,6 +58,31 @@ def test_in_a_launch(decoder, monkeypatch):
     assert engine.pool.total == 36
 
 
+def test_when_graphs_are_captured_at_the_start(decoder, monkeypatch, capsys):
+    """What was captured over the pool that was too large is captured again."""
+    monkeypatch.setattr(runner, "kernels_for", TorchKernels)
+    engine = Engine(decoder, EngineConfig(kv_blocks=63, max_seqs=4))
+    captured, real = [], DecodeGraphs.capture
+
+    def capture(graphs, rows, width=1):
+        captured.append(rows)
+        real(graphs, rows, width)
+
+    monkeypatch.setattr(DecodeGraphs, "capture", failing_at({2}, capture))
+    engine.warm_up()
+    assert captured == [1, 1, 2, 4]
+    assert engine.runner.kv.shape[2] == engine.pool.total == engine.limits.blocks == 47
+    said = "out of memory beside a KV pool of 63 blocks: going on with 47; lower engine.kv_gib to start like that"
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_that_leaves_no_memory_at_all_is_said_to(decoder, monkeypatch):
+    engine = Engine(decoder, EngineConfig(kv_blocks=8))
+    monkeypatch.setattr(engine.runner, "warm_up", failing_at(set(range(100)), engine.runner.warm_up))
+    with pytest.raises(EngineMemoryError, match=r"out of memory beside a KV pool of .*, or use a smaller model"):
+        engine.warm_up()
+
+
 def test_when_the_pool_is_taken_back(decoder, monkeypatch):
     expected = finish(start(decoder))
     engine = start(decoder)

@@ -2,9 +2,10 @@
 
 Invariant: what is trained is a copy in float32; the weights that serve change only when the engine's thread fetches a
 whole new set (`fresh`). A slice is one optimizer step, made as large as fits `SLICE_SECONDS` by measurement, and none
-begins while training is not allowed. Between its passes it looks whether the device is wanted back: then it is given
-up, moves nothing, and is made again later. So whoever wants the device waits for one pass, there or back, or for the
-optimizer. A gradient that is not finite moves nothing and is counted.
+begins while training is not allowed. Between its passes, each of which a GPU has done by then, it looks whether the
+device is wanted back: then it is given up, moves nothing, and is made again later. So whoever wants the device waits
+for one pass, there or back, or for the optimizer. A gradient that is not finite moves nothing and is counted; a slice
+that fails is counted and said once, and the next one is half as large.
 
 The same slices run without the thread, at one size (`run`): then weights depend on the data and on nothing else.
 Pre: training is not allowed while the target's weights are being written (`pause` and `wait` before an update).
@@ -25,6 +26,7 @@ from untail.draft.adaptive.head import SEEN, Head
 from untail.draft.adaptive.loss import Look, draft_loss
 from untail.draft.adaptive.model import DraftModel
 from untail.draft.adaptive.target import Target
+from untail.engine.notice import say_once
 from untail.errors import WeightsError
 
 SLICE_SECONDS = 0.05
@@ -52,6 +54,7 @@ class Spot:
         self.loss: float | None = None
         self.size = 4 * SMALLEST  # tokens of the thread's next slice
         self._target = target
+        self._device = model.fc.device
         self._test_steps = test_steps
         self._seed = seed
         self._adam = torch.optim.Adam(self.model.parameters(), lr=lr, betas=BETAS, fused=True)
@@ -61,7 +64,8 @@ class Spot:
         self._training = threading.Lock()  # held during a slice, and by whoever reads or writes the weights
         self._published: deque[dict[str, Tensor]] = deque(maxlen=1)
         self._allowed = threading.Event()
-        self._ended = threading.Event()
+        self._ended = threading.Event()  # for good: it is allowed from then on, so that the thread sees it
+        self._pausing = threading.Lock()  # no pause while it is ended
         self._asked_back = 0.0
         self._thread: threading.Thread | None = None
 
@@ -83,8 +87,9 @@ class Spot:
         self._thread.start()
 
     def close(self) -> None:
-        self._ended.set()
-        self._allowed.set()
+        with self._pausing:
+            self._ended.set()
+            self._allowed.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -93,9 +98,10 @@ class Spot:
 
     def pause(self) -> None:
         """No slice begins after this."""
-        if self._allowed.is_set():
-            self._asked_back = time.perf_counter()
-            self._allowed.clear()
+        with self._pausing:
+            if self._allowed.is_set() and not self._ended.is_set():
+                self._asked_back = time.perf_counter()
+                self._allowed.clear()
 
     def wait(self) -> None:
         """Until the slice that is running is over, or given up."""
@@ -218,17 +224,30 @@ class Spot:
             except AskedBack:
                 self.given_up += 1
                 self._adam.zero_grad(set_to_none=True)
-            except Exception:  # the drafts stay as good as they were, and the run goes on
-                self.failures += 1
+            except Exception as error:  # the drafts stay as good as they were, and the run goes on
                 self._adam.zero_grad(set_to_none=True)
+                self._failed(error)
                 return False
             if not self._allowed.is_set():
                 self.longest_wait = max(self.longest_wait, time.perf_counter() - self._asked_back)
             return True
 
     def _look(self) -> None:
+        # A GPU is sent passes faster than it computes them: whoever wants it back would wait for all that it was sent.
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         if not self._allowed.is_set():
             raise AskedBack
+
+    def _failed(self, error: Exception) -> None:
+        """It may have been too large for what memory is left."""
+        self.failures += 1
+        if self.failures == 1:
+            say_once(
+                f"a slice of {self.size} tokens of draft.drafters.adaptive's training failed: {type(error).__name__}: "
+                f"{error}; the run goes on with smaller ones, and its metrics count the failures"
+            )
+        self.size = max(SMALLEST, self.size // 2)
 
     def _resize(self, seconds: float) -> None:
         """Towards the aimed-at time, at most twofold at once: one measurement says little."""

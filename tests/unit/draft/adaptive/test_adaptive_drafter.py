@@ -287,10 +287,10 @@ def test_an_exported_drafter_is_a_start(tmp_path):
 def taught_here(**fields) -> tuple[Engine, AdaptiveTrainer]:
     """The drafter is trained in the engine's process."""
     drafter = Adaptive(Adaptive.Config(**fields))
-    speculator = always(drafter)
+    speculator = always("adaptive", drafter)
     engine = Engine(toy_target(), EngineConfig(kv_blocks=64), speculation=speculator)
     trainer = Adaptive.trainer(drafter.config, engine.decoder)
-    speculator.training = DraftTraining({drafter.name: trainer})
+    speculator.training = DraftTraining({"adaptive": trainer})
     return engine, trainer
 
 

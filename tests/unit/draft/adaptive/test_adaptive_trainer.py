@@ -1,5 +1,8 @@
 """What trains the adaptive drafter: when it may, and what it gives."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from tests.unit.draft.adaptive.helpers import TOY, capture, random_model, toy_target
 
@@ -66,11 +69,13 @@ def test_it_goes_on_from_a_checkpoint_with_what_it_has_seen():
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 
-def test_beside_a_sharded_target_it_learns_the_same_from_both_ends_alone():
-    target = toy_target()
-    whole, ends = make(target, slices=3), Ends(toy_target(seed=1))
-    assert TOY.tied
-    ends.update({"model.embed_tokens.weight": target.embed})
+@pytest.mark.parametrize("tied", [True, False])
+def test_beside_a_sharded_target_it_learns_the_same_from_both_ends_alone(tied):
+    shape = replace(TOY, tied=tied)
+    target = toy_target(shape=shape)
+    whole, ends = make(target, slices=3), Ends(toy_target(seed=1, shape=shape))
+    head = {} if tied else {"lm_head.weight": target.head}
+    ends.update({"model.embed_tokens.weight": target.embed, **head})
     apart = make(ends, slices=3)
     for trainer in (whole, apart):
         trainer.data._take([capture(target, 30)])

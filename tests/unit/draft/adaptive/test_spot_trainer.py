@@ -1,6 +1,7 @@
 """The spot trainer: it learns, it yields, it publishes whole sets of weights, and it resumes where it was."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from untail.draft.adaptive import spot as spot_module
 from untail.draft.adaptive.head import SEEN
 from untail.draft.adaptive.loss import passes, rows_in_loss
 from untail.draft.adaptive.model import DraftModel
-from untail.draft.adaptive.spot import LARGEST, SLICE_SECONDS, SMALLEST, Spot
+from untail.draft.adaptive.spot import LARGEST, SLICE_SECONDS, SMALLEST, AskedBack, Spot
 from untail.errors import WeightsError
 
 
@@ -252,6 +253,63 @@ def test_a_slice_that_raises_is_counted_and_training_goes_on(target, learned_fro
     wait_for(lambda: spot.slices > 0)
     spot.close()
     assert spot.figures()["failed_slices"] == 1
+
+
+def test_slices_that_fail_get_smaller_and_one_is_told_of(target, learned_from, monkeypatch, capsys):
+    """One that was too large would fail for ever, every time it is tried again."""
+    tried = []
+
+    def runs_out(tokens, look):
+        tried.append(tokens)
+        if tokens > 2 * SMALLEST:
+            raise torch.OutOfMemoryError(f"{tokens} are too many")
+        return True
+
+    spot = make(target, learned_from)
+    monkeypatch.setattr(spot, "_slice", runs_out)
+    monkeypatch.setattr(spot, "_resize", lambda seconds: None)
+    spot.size = 16 * SMALLEST
+    spot.allow()
+    assert [spot._slice_if_allowed() for _ in range(4)] == [False, False, False, True]
+    assert tried == [16 * SMALLEST, 8 * SMALLEST, 4 * SMALLEST, 2 * SMALLEST]
+    assert capsys.readouterr().err.count("draft.drafters.adaptive's training failed: OutOfMemoryError: 256 are") == 1
+    monkeypatch.setattr(spot, "_slice", lambda tokens, look: 1 / 0)
+    for _ in range(4):
+        spot._slice_if_allowed()
+    assert spot.size == SMALLEST
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_gpu_it_looks_when_what_was_sent_is_done(target, monkeypatch):
+    spot = make(target, [])
+    spot._device = torch.device("cuda")
+    stream = SimpleNamespace(synchronize=spot.pause)  # asked back while the GPU is at a pass
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    spot.allow()
+    with pytest.raises(AskedBack):
+        spot._look()
+
+
+def test_closing_ends_it_whoever_asks_for_the_device_meanwhile(target):
+    """It was about to wait until it is allowed."""
+    spot = make(target, [])
+    real, about_to_wait, may_wait = spot._allowed.wait, threading.Event(), threading.Event()
+
+    def wait():
+        about_to_wait.set()
+        may_wait.wait()
+        real()
+
+    spot._allowed.wait = wait
+    spot.start()
+    assert about_to_wait.wait(10)
+    closing = threading.Thread(target=spot.close, daemon=True)
+    closing.start()
+    wait_for(spot._allowed.is_set)
+    spot.pause()
+    may_wait.set()
+    closing.join(10)
+    assert not closing.is_alive()
 
 
 def test_an_update_that_is_not_finite_moves_nothing_and_is_counted(target, learned_from):
