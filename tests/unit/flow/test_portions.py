@@ -133,6 +133,7 @@ SIDE_BY_SIDE = {"flow__mode": "disaggregated", "flow__portion": 2}
         ({"flow__mode": "collocated"}, r'flow.mode = "collocated" it has no device of its own .* "disaggregated"'),
         ({"flow__mode": "hybrid"}, r'flow.mode = "hybrid" it has no device of its own'),
         ({"flow__mode": "auto"}, r'flow.portion = 2 is for the plan to choose with flow.mode = "auto"'),
+        ({"flow__mode": "auto", "flow__portion": 4}, r"flow.portion = 4 is for the plan to choose"),
         ({"learn__updates": 2}, r"flow.portion = 2 .* learn.updates = 2 deals the whole batch out"),
         ({"learn__advantage": "ppo"}, r"learn.advantage = 'ppo' trains its critic on the whole batch first"),
         ({"learn__prune": {}}, r"learn.prune.share = 0.4 is of all tokens of a batch"),
