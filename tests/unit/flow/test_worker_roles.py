@@ -11,6 +11,7 @@ from tests.helpers.here_cluster import HereCluster
 
 from untail.errors import UserError, WeightsError
 from untail.flow.engine_worker import EngineWorker
+from untail.flow.failures import WorkerLost
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
 
@@ -182,6 +183,43 @@ def test_engines_and_a_learner_that_die_are_replaced(tmp_path):
     outcome = run(tmp_path, "es-grpo", interfere=interfere, **flow)
     assert [event["engine"] for event in outcome.all("lost")] == [0, 0]
     assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 0]
+
+
+def learner_dies_again(times: int, is_made: bool):
+    """It is killed before step 2, and then so often while another is made in its place, or once that is there."""
+
+    async def interfere(roles, step):
+        if step == 2:
+            caller, left = roles.learner.first._caller, times
+            revive = caller.revive
+
+            def revive_and_die(rank):
+                nonlocal left
+                if left and not is_made:
+                    left -= 1
+                    raise WorkerLost("learner[0]", "it was killed")
+                revive(rank)
+                if left:
+                    left -= 1
+                    caller.kill(rank)
+
+            caller.revive = revive_and_die
+            roles.learner.first.kill()
+
+    return interfere
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["while it is made", "before it has its state"])
+def test_a_learner_that_dies_again_while_it_is_replaced_is_replaced_again(tmp_path, is_made):
+    flow = {"steps": 3, "deterministic": True, "flow__mode": "disaggregated"}
+    outcome = run(tmp_path, interfere=learner_dies_again(2, is_made), **flow)
+    assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 3, 0]
+    assert outcome.losses == run(tmp_path, steps=3, deterministic=True).losses
+
+
+def test_a_learner_that_dies_again_and_again_ends_the_run(tmp_path):
+    with pytest.raises(WorkerLost, match=r"learner\[0\] is lost"):
+        run(tmp_path, steps=3, flow__mode="disaggregated", interfere=learner_dies_again(3, is_made=False))
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "hybrid"])
