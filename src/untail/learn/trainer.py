@@ -35,6 +35,7 @@ from untail.learn.loss import PolicyLoss
 from untail.learn.memory import Memory, gauge_of
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import LossColumns, MicroBatch
+from untail.learn.parts import part_of
 from untail.learn.policy import Hear, Policy
 from untail.learn.prune import dot_products, prune
 from untail.learn.ranks import Ranks
@@ -140,6 +141,13 @@ class Trainer:
                 **under_way.seconds,
             }
         )
+
+    @property
+    def bytes(self) -> int:
+        """What it holds on its device while it learns; activations come and go."""
+        optimizers = [self._optimizer] + ([] if self.values is None else [self.values.critic.optimizer])
+        of_reference = [] if self.reference is None else self.reference.decoder.parameters()
+        return sum(optimizer.bytes for optimizer in optimizers) + sum(part_of(own).nbytes for own in of_reference)
 
     @property
     def memory_wanted(self) -> int:
