@@ -111,6 +111,8 @@ class Trainer:
         (minibatch,) = self._prepare(Judged(portion.groups, {}, {}), portion.version, under_way)
         with under_way.timed("update_s"):
             self._gather(minibatch, under_way.gathered[0], self.hear)
+            if (device := self.policy.decoder.embed.device).type == "cuda":
+                torch.cuda.synchronize(device)  # else these were the seconds that it takes to launch the passes
         return sum(under_way.seconds.values()) - before
 
     def update(self, batch: Batch) -> dict[str, float]:
