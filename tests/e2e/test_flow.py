@@ -74,15 +74,15 @@ def kill_learners(rank: int):
         if step == 2:
             await asyncio.to_thread(roles.learner.first.kill)
         if step == 3:
-            learn = roles._learn
+            update = roles.learner.update
 
-            async def learn_and_die(batch):
-                work = asyncio.ensure_future(learn(batch))
+            async def update_and_die(batch):
+                work = asyncio.ensure_future(update(batch))
                 await asyncio.sleep(0.01)
                 await asyncio.to_thread(roles.learner.ranks[rank].kill)
                 return await work
 
-            roles._learn = learn_and_die
+            roles.learner.update = update_and_die
 
     return interfere
 

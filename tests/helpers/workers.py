@@ -111,6 +111,16 @@ class Echo(Worker):
         return rounds
 
 
+class Late(Echo):
+    """Says in a folder that it is being made, and then waits to be let in."""
+
+    def __init__(self, folder):
+        super().__init__()
+        (folder / "at the door").touch()
+        while not (folder / "let in").exists():
+            time.sleep(0.01)
+
+
 class Stubborn(Worker):
     """Cannot be made."""
 

@@ -99,13 +99,22 @@ def save_and_fail(rank: int, group, folder: Path, trainer: Trainer) -> dict:
     return {}
 
 
+def save_apart(rank: int, folder: Path, trainer: Trainer) -> dict:
+    """Hosts that share no file system."""
+    try:
+        sharded_checkpoint.save(folder.with_name(f"disk {rank}"), 2, trainer, {})
+    except CheckpointError as error:
+        return {"apart": str(error)}
+    return {}
+
+
 def resume_in_twos(rank: int, group, folder: Path, alone: Path) -> dict:
     """Saved by two after two updates; what was saved by one is read by two."""
     trainer = make_trainer(RESUMED, rank, group)
     learn(trainer, batches(RESUMED)[:2])
     path = sharded_checkpoint.save(folder, 1, trainer, {"seed": 7})
     assert sharded_checkpoint.save(folder, 1, trainer, {"seed": 8}) == path, "a step is written once"
-    failed = save_and_fail(rank, group, folder, trainer)
+    failed = save_and_fail(rank, group, folder, trainer) | save_apart(rank, folder, trainer)
     fresh = make_trainer(RESUMED, rank, group)
     state = sharded_checkpoint.load(alone, fresh)
     return {**failed, "state": state, "went_on": learn(fresh, batches(RESUMED)[2:])}
@@ -219,6 +228,21 @@ def test_a_rank_that_cannot_write_leaves_what_was_there(resumed, folder):
         for part in ("cannot write the checkpoint", "rank 1", "No space left on device"):
             assert part in of_rank["error"]
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
+
+
+@pytest.mark.slow
+def test_ranks_on_disks_of_their_own_write_nothing(resumed, folder):
+    for of_rank in resumed:
+        assert "rank 1 of 2 does not see the folder that rank 0 has made" in of_rank["apart"]
+    assert not [path for disk in folder.parent.glob("disk *") for path in disk.iterdir()]
+
+
+def test_a_rank_that_does_not_see_what_the_first_has_made_says_so(tmp_path):
+    trainer = make_trainer("recomputed")
+    trainer.ranks.world, trainer.ranks.rank = 2, 1
+    with pytest.raises(CheckpointError, match=r"step-000003: rank 1 of 2 does not see the folder .* run with --out"):
+        sharded_checkpoint.save(tmp_path, 3, trainer, {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_goes_on_from_what_it_saved(saved_alone):

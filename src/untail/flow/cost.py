@@ -247,7 +247,7 @@ class Scaled(Cost):
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeCost:
     """What ranks that share out items and weights (FSDP2) send each other: in every pass each gathers the weights that
     it lacks, forwards and backwards, and its gradients are summed."""
 
@@ -264,13 +264,13 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Ranks(Cost):
+class RankedCost(Cost):
     """A role whose ranks work on one result. With more of them than it was measured with they exchange more; where it
     is not known how much, more are of no use."""
 
     cost: Cost
     measured: int  # the most devices
-    exchange: Exchange | None = None
+    exchange: ExchangeCost | None = None
 
     def seconds(self, devices: int, items: int) -> float:
         if self.exchange is None or devices <= self.measured:

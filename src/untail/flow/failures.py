@@ -27,6 +27,10 @@ class WorkerLost(FlowError):
         return WorkerLost, (self.worker, self.why)
 
 
+def not_there_yet(worker: str) -> WorkerLost:
+    return WorkerLost(worker, "there is no other in its place yet; call it once `revive` has returned")
+
+
 class ChannelClosed(FlowError):
     """Nothing more will come, or may be put."""
 

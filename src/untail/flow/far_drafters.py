@@ -5,7 +5,7 @@ update's weights, and every second in between.
 
 Invariant: an engine has a drafter's weights whole, and takes others between two turns. The learner is told how many
 sequences the engine on its device has, before that engine begins and whenever the number changes; where no engine is
-there, the device is idle whenever the learner waits. Whoever is being replaced is not called.
+there, the device is idle whenever the learner waits. A learner that is being replaced is told nothing.
 """
 
 import asyncio
@@ -41,7 +41,6 @@ class FarDrafters:
         self._running = 0  # sequences of the engine on the learner's device
         self._version = 0
         self._there: set[str] = set()  # drafters that engines have something of
-        self._lost: set[int] = set()  # engines that are being replaced
         self._has_learner = True
         self._following: asyncio.Task[None] | None = None
 
@@ -80,13 +79,8 @@ class FarDrafters:
             self._has_learner = True
             self.tell()
 
-    def without_engine(self, number: int) -> None:
-        """Another is made in its place, until `bring_to`."""
-        self._lost.add(number)
-
     async def bring_to(self, number: int) -> None:
         """All there is, to an engine that is new."""
-        self._lost.discard(number)
         await self._load(number, sorted(self._there))
 
     async def bring(self) -> None:
@@ -101,7 +95,7 @@ class FarDrafters:
                 await asyncio.gather(*(self._load(number, learned) for number in range(len(self._engines))))
 
     async def _load(self, number: int, drafters: list[str]) -> None:
-        if drafters and number not in self._lost:
+        if drafters:
             with suppress(WorkerLost):  # whoever revives it brings them
                 await self._engines[number].load_drafters(drafters)
 

@@ -1,7 +1,8 @@
 """The learner as the driver has it: a worker, or several that are its ranks, replaced when one is lost.
 
 Invariant: an update is made once, from the batch and the state that the update before left, whoever dies meanwhile.
-When one rank is lost all are replaced: those that are left would wait for it.
+When one rank is lost all are replaced: those that are left would wait for it. One that is lost again while it is being
+replaced counts, and is replaced again.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ class FarLearner:
     async def mend(self, version: int) -> None:
         """Before its turn: a rank may have died between two steps."""
         if self._lacks_a_rank:
-            self._lost = 1
+            self._lost += 1
             await self._replace(version)
 
     async def update(self, batch: Batch) -> dict[str, float]:
@@ -57,11 +58,7 @@ class FarLearner:
                 early = await self.portions.arrive()
                 figures = (await self.ranks.update(self.portions.rest_of(batch)))[0] | early
             except (WorkerLost, WorkerFailed) as error:
-                if not isinstance(error, WorkerLost) and not await self._comes_to_lack_a_rank():
-                    raise
-                self._lost += 1
-                if not self._recovers or self._lost > MOST_LOSSES:
-                    raise
+                await self._count(error)
                 figures = await self._replace(batch.version)
         lost, self._lost = self._lost, 0
         return figures | ({"learners_lost": lost} if lost else {})
@@ -90,11 +87,30 @@ class FarLearner:
     async def export(self, folder: Path) -> None:
         await self.ranks.export(folder.absolute())
 
+    async def _count(self, error: WorkerLost | WorkerFailed) -> None:
+        """A loss. Raises what is none, and one too many."""
+        if not isinstance(error, WorkerLost) and not await self._comes_to_lack_a_rank():
+            raise error
+        self._lost += 1
+        if not self._recovers or self._lost > MOST_LOSSES:
+            raise error
+
     async def _replace(self, version: int) -> dict[str, float] | None:
-        """The figures of the next update, if that was made already."""
+        """The figures of the next update, if that was made already. Whoever is lost meanwhile is replaced, too."""
+        while True:
+            try:
+                return await self._make_another(version)
+            except (WorkerLost, WorkerFailed) as error:
+                await self._count(error)
+
+    async def _make_another(self, version: int) -> dict[str, float] | None:
         self.portions.forget()
         with self._without():
-            await asyncio.gather(*(asyncio.to_thread(worker.revive) for worker in self.ranks))
+            revived = (asyncio.to_thread(worker.revive) for worker in self.ranks)
+            # All have ended before one that failed is tried again: nobody is revived twice at a time.
+            for outcome in await asyncio.gather(*revived, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
             await asyncio.to_thread(self._meet)
         figures: list[dict[str, float] | None] = await self.ranks.recover(version)
         return figures[0]

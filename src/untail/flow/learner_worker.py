@@ -68,17 +68,19 @@ class LearnerWorker(Worker):
         return self.beside.publish(self._link, version)
 
     def onload(self) -> None:
+        self.trainer.wake()
         self.beside.onload()
 
     def offload(self) -> None:
+        """All that only an update needs; the weights stay, for whoever asks for them meanwhile."""
         self.beside.offload()
+        self.trainer.sleep()
 
     def close(self) -> None:
         self.beside.training.close()
 
     def footprint(self) -> float:
-        """Weights, gradients and two moments; activations come and go."""
-        return 4.0 * sum(parameter.nbytes for parameter in self.model.decoder.parameters()) / self.world
+        return float(self.trainer.bytes)
 
     def learn(self, portion: Batch) -> float:
         """Some groups of a batch, ahead of the others; the seconds that it took."""

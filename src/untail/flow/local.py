@@ -22,8 +22,8 @@ from untail import __version__
 from untail.errors import UserError
 from untail.flow import shelf
 from untail.flow.cluster import check_count, check_devices
-from untail.flow.failures import VersionMismatch, WorkerLost
-from untail.flow.handle import all_of
+from untail.flow.failures import VersionMismatch, WorkerLost, not_there_yet
+from untail.flow.handle import all_of, failed
 from untail.flow.hub import Hub
 from untail.flow.link import ClusterChannel, Link
 from untail.flow.lock import LEASE_S, DeviceLock
@@ -110,6 +110,7 @@ class _Processes:
         self._what = pickle.dumps(cls), cluster.shelf.pack(about)
         self._processes: dict[int, BaseProcess] = {}
         self._peers: dict[int, Peer] = {}
+        self._made: set[int] = set()  # whose workers can be called, if their processes live
         self._closing = False
         self._asking = threading.Lock()
 
@@ -118,6 +119,7 @@ class _Processes:
         try:
             made = [self._spawn(self.places[rank]) for rank in ranks]
             all_of(made).result(START_S)
+            self._made.update(ranks)
         except BaseException:
             for rank in ranks:
                 self.kill(rank)
@@ -127,15 +129,18 @@ class _Processes:
         self, ranks: Sequence[int], method: str, about: tuple[Any, ...], named: dict[str, Any]
     ) -> "list[Future[Any]]":
         parcel = self.cluster.shelf.pack((about, named))
-        futures = [self._peers[rank].ask(("call", method, parcel)) for rank in ranks]
+        futures = [self._ask(rank, ("call", method, parcel)) for rank in ranks]
         all_of(futures).add_done_callback(lambda _: _when_all(futures, lambda: self.cluster.shelf.drop(parcel)))
         return futures
+
+    def _ask(self, rank: int, body: Any) -> "Future[Any]":
+        return self._peers[rank].ask(body) if rank in self._made else failed(not_there_yet(self.places[rank].name))
 
     def unpack(self, parcel: Any) -> Any:
         return self.cluster.shelf.unpack(parcel)
 
     def alive(self, rank: int) -> bool:
-        return self._ended(self._processes[rank], 0) is None
+        return rank in self._made and self._ended(self._processes[rank], 0) is None
 
     def kill(self, rank: int) -> None:
         process = self._processes.get(rank)  # by the time it has ended, another may have its place
@@ -144,6 +149,7 @@ class _Processes:
             self._ended(process, LEAVE_S)
 
     def revive(self, rank: int) -> None:
+        self._made.discard(rank)
         self.kill(rank)
         self.start([rank])
 

@@ -60,16 +60,8 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
             f'flow.weights = "{flow.weights}" is for engines and a learner in processes of their own, and flow.mode = '
             '"local" has them in one; drop it, or take another mode'
         )
-    if flow.mode == "auto" and flow.learner_devices > 1:
-        raise ConfigError(
-            f'flow.learner_devices = {flow.learner_devices}, but with flow.mode = "auto" a plan gives the learner its '
-            "devices; drop it, or take the mode that untail plan names"
-        )
-    if flow.mode == "auto" and recipe.deterministic:
-        raise ConfigError(
-            'deterministic = true, but flow.mode = "auto" places the roles by what they take; take the mode that '
-            "untail plan names"
-        )
+    if flow.mode == "auto":
+        _refuse_with_a_plan(recipe)
     refuse_portion(recipe)
     if flow.staleness is not None and flow.schedule != "async":
         raise ConfigError(f'flow.staleness = {flow.staleness} is for flow.schedule = "async"; drop it, or set that')
@@ -90,6 +82,26 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
     if lead_of(recipe) > staleness_of(recipe):
         raise ConfigError(
             f'flow.schedule = "one-off" needs rollout.max_staleness >= 1, and it is {recipe.rollout.max_staleness}'
+        )
+
+
+def _refuse_with_a_plan(recipe: Recipe) -> None:
+    """What a plan decides, or may decide otherwise in the middle of a run."""
+    flow = recipe.flow
+    if flow.learner_devices > 1:
+        raise ConfigError(
+            f'flow.learner_devices = {flow.learner_devices}, but with flow.mode = "auto" a plan gives the learner its '
+            "devices; drop it, or take the mode that untail plan names"
+        )
+    if flow.weights == "nccl":
+        raise ConfigError(
+            'flow.weights = "nccl" wants a GPU for each, and with flow.mode = "auto" a plan may have an engine and the '
+            'learner share one; take "gloo", or flow.mode = "disaggregated"'
+        )
+    if recipe.deterministic:
+        raise ConfigError(
+            'deterministic = true, but flow.mode = "auto" places the roles by what they take; take the mode that '
+            "untail plan names"
         )
 
 

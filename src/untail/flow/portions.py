@@ -88,17 +88,19 @@ def portion_of(recipe: Recipe) -> int:
 
 
 def refuse_portion(recipe: Recipe) -> None:
-    """One that cannot be; the whole batch always can."""
+    """One that cannot be; the whole batch always can, where no plan decides."""
     flow, batch = recipe.flow, recipe.rollout.prompts
-    if flow.portion is None or flow.portion == batch:
+    if flow.portion is None:
+        return
+    if flow.mode == "auto":
+        raise ConfigError(
+            f'flow.portion = {flow.portion} is for the plan to choose with flow.mode = "auto"; drop it, or set a mode'
+        )
+    if flow.portion == batch:
         return
     if flow.portion > batch:
         raise ConfigError(
             f"flow.portion = {flow.portion}, but a step has rollout.prompts = {batch} groups; ask for {batch} or fewer"
-        )
-    if flow.mode == "auto":
-        raise ConfigError(
-            f'flow.portion = {flow.portion} is for the plan to choose with flow.mode = "auto"; drop it, or set a mode'
         )
     if flow.mode != "disaggregated":
         raise ConfigError(

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from untail import __version__
 from untail.config import NotNegative, PositiveFloat, PositiveInt, Recipe, Strict
 from untail.errors import DataError
-from untail.flow.cost import Cost, Curve, Exchange, OneAfterOther, Point, Profiled, Ranks, Rollout
+from untail.flow.cost import Cost, Curve, ExchangeCost, OneAfterOther, Point, Profiled, RankedCost, Rollout
 from untail.flow.graph import Edge, Graph, Node
 from untail.flow.work import Work
 from untail.learn.rules import needs_whole_batch, rules_of
@@ -129,12 +129,12 @@ def _rollout(profile: RolloutProfile, recipe: Recipe) -> Rollout:
     )
 
 
-def _learner(profile: Profile, group: int) -> Ranks:
+def _learner(profile: Profile, group: int) -> RankedCost:
     passes = [_role(profile.roles[name], group) for name in ("logprob", "update") if name in profile.roles]
     measured = max(point.devices for point in profile.roles["update"].points)
     found = profile.exchange
-    exchange = None if found is None else Exchange(found.gib, found.responses / group, found.gib_s, found.wait_s)
-    return Ranks(OneAfterOther(passes), measured, exchange)
+    exchange = None if found is None else ExchangeCost(found.gib, found.responses / group, found.gib_s, found.wait_s)
+    return RankedCost(OneAfterOther(passes), measured, exchange)
 
 
 def _role(profile: RoleProfile, group: int) -> Profiled:

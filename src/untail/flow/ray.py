@@ -24,8 +24,8 @@ from untail import __version__
 from untail.errors import UserError
 from untail.flow.actors import HubActor, ToHub, WorkerActor, pack, unpack
 from untail.flow.cluster import check_count, check_devices
-from untail.flow.failures import WorkerLost
-from untail.flow.handle import all_of
+from untail.flow.failures import WorkerLost, not_there_yet
+from untail.flow.handle import all_of, failed
 from untail.flow.link import ClusterChannel, Link
 from untail.flow.local import DRIVER, LEAVE_S, START_S, other_version
 from untail.flow.lock import LEASE_S, DeviceLock
@@ -115,6 +115,7 @@ class _Actors:
         self._what = ray.cloudpickle.dumps(cls), pack(about)
         self._actors: dict[int, Any] = {}
         self._dead: set[int] = set()
+        self._made: set[int] = set()  # whose workers can be called, unless they are dead
         self._numbers: dict[int, int] = {}
         self._closing = False
         self._lock = threading.Lock()
@@ -123,6 +124,7 @@ class _Actors:
         """All at once; if one cannot be made, none is left."""
         try:
             all_of([self._begin(self.places[rank]) for rank in ranks]).result(START_S)
+            self._made.update(ranks)
         except BaseException:
             for rank in ranks:
                 self.kill(rank)
@@ -132,13 +134,14 @@ class _Actors:
         self, ranks: Sequence[int], method: str, about: tuple[Any, ...], named: dict[str, Any]
     ) -> "list[Future[Any]]":
         parcel = ray.put(pack((about, named)))  # once, however many get it
-        return [self._ask(rank, method, parcel) for rank in ranks]
+        not_there = lambda rank: failed(not_there_yet(self.places[rank].name))
+        return [self._ask(rank, method, parcel) if rank in self._made else not_there(rank) for rank in ranks]
 
     def unpack(self, parcel: Any) -> Any:
         return unpack(parcel)
 
     def alive(self, rank: int) -> bool:
-        return rank not in self._dead
+        return rank in self._made and rank not in self._dead
 
     def kill(self, rank: int) -> None:
         if rank in self._actors:
@@ -147,6 +150,7 @@ class _Actors:
     def revive(self, rank: int) -> None:
         """Where it was, or if that node is gone, on devices of another. Ray hears of a worker's end before it knows
         that the whole node is gone: so it is tried again for a while."""
+        self._made.discard(rank)
         self.kill(rank)
         until = time.monotonic() + REVIVE_S
         while True:
@@ -163,7 +167,7 @@ class _Actors:
 
     def close(self) -> None:
         self._closing = True
-        closed = [self._ask(rank, "close", pack(((), {}))) for rank in self._actors if rank not in self._dead]
+        closed = [self._ask(rank, "close", pack(((), {}))) for rank in self._actors if self.alive(rank)]
         for future in closed:
             with suppress(Exception):
                 future.result(LEAVE_S)

@@ -10,8 +10,9 @@
     action = await policies[0].act(seen)         # on one
 
 Invariant: a call gives a `Handle` at once. It ends with the results, or with the first failure, which names the worker,
-the method and the cause; a worker that dies ends every call to it with `WorkerLost` within seconds. Arguments and
-results are pickled; tensors go through shared memory (or Ray's object store) and arrive on the CPU.
+the method and the cause; a worker that dies ends every call to it with `WorkerLost` within seconds, and so does a call
+to one that is being made anew. Arguments and results are pickled; tensors go through shared memory (or Ray's object
+store) and arrive on the CPU.
 
 Workers talk to each other over channels (pass one as an argument, or open it by name with `self.channel`) and by
 `send` and `recv`. What several workers do on one device in turn is guarded by `self.lock()`.
@@ -229,6 +230,7 @@ class OneWorker(_Calls):
 
     @property
     def is_alive(self) -> bool:
+        """It can be called: not one that is still being made."""
         return self._caller.alive(self._ranks[0])
 
     def kill(self) -> None:

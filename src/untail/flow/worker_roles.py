@@ -19,16 +19,16 @@ from untail.backends.native import SeatedBackend
 from untail.backends.step_clock import StepClock
 from untail.config import Recipe, RolloutConfig
 from untail.engine.models.load import LoadedModel
-from untail.errors import ConfigError, UserError, WeightsError
+from untail.errors import ConfigError, UserError
 from untail.flow.ahead import Ahead
 from untail.flow.auto import Auto
 from untail.flow.channel import Channel
 from untail.flow.cluster import Cluster
 from untail.flow.engine_worker import EngineWorker, FarSeat, Published
-from untail.flow.failures import FlowError, WorkerLost
+from untail.flow.failures import WorkerLost
 from untail.flow.far_drafters import FarDrafters
+from untail.flow.far_exchange import FarExchange
 from untail.flow.far_learner import FarLearner
-from untail.flow.handle import Handle
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.placement import lead_of, place, refuse_nccl, refuse_what_cannot_be, staleness_of
 from untail.flow.portions import Portions, portion_of
@@ -62,12 +62,12 @@ class WorkerRoles(Roles):
         self._turns = Turns(cluster, self._capacity())
         portions = Portions(self._turns, learner, recipe.rollout.prompts)
         self.learner = FarLearner(learner, portions, recipe.flow.recover, self._without_learner)
+        self._exchange = FarExchange(self.learner.first, recipe.flow.weights)
         self.drafters.meet(self.learner.first, self.workers)
         self.version = 0  # of the weights that the engines have
         self._weights = asyncio.Lock()  # one at a time brings weights to engines
         self._stay: AsyncExitStack | None = None  # of the engines that share devices, while they are there
         self._reviving: set[asyncio.Task[None]] = set()
-        self._exchanging: list[OneWorker] = []  # engines that are in the exchange of weights with the learner
         self._memories: dict[int, dict[str, Any]] = {}
         lead = lead_of(recipe) if self.placement.alone else 0  # where all take turns, nobody samples meanwhile
         self._ahead = Ahead(self.roll_out_from, self._rolled_out, lead, recipe.steps) if lead else None
@@ -123,8 +123,7 @@ class WorkerRoles(Roles):
 
     def _is_lost(self, number: int, why: str) -> None:
         self.controller.engine_is_lost(number, why)
-        self.drafters.without_engine(number)
-        self._exchanging = []
+        self._exchange.forget()
         task = asyncio.create_task(self._revive(number))
         self._reviving.add(task)
         task.add_done_callback(self._reviving.discard)
@@ -160,27 +159,10 @@ class WorkerRoles(Roles):
 
         async with self._weights:
             self.version = version
-            if self.recipe.flow.weights != "store":
-                await self._send(version)
+            await self._exchange.send(version, [worker for worker in self.workers if worker.is_alive])
             await asyncio.gather(*map(bring, self._seated))
         if self._ahead is not None:
             self._ahead.published(version)
-
-    async def _send(self, version: int) -> None:
-        """To all engines that are there; one that gets nothing finds it in the store."""
-        there = [worker for worker in self.workers if worker.is_alive]
-        try:
-            if not self._exchanging or [w.name for w in self._exchanging] != [w.name for w in there]:
-                await self._meet_engines(there)
-            await _all(self.learner.first.send_weights(version), *(worker.receive_weights() for worker in there))
-        except (FlowError, WeightsError):
-            self._exchanging = []
-
-    async def _meet_engines(self, there: list[OneWorker]) -> None:
-        address = await self.learner.first.free_address()
-        members = [self.learner.first, *there]
-        await _all(*(member.join_exchange(address, rank, len(members)) for rank, member in enumerate(members)))
-        self._exchanging = there
 
     # ---- taking turns -----------------------------------------------------------------------------------------
 
@@ -276,7 +258,7 @@ class WorkerRoles(Roles):
             figures = await self.learner.update(batch)
         await self._bring_weights(batch.step)
         await self.drafters.bring()
-        return figures
+        return figures | self._exchange.figures()
 
     async def _pause(self) -> None:
         for backend in self._seated:
@@ -285,7 +267,7 @@ class WorkerRoles(Roles):
 
     @contextmanager
     def _without_learner(self) -> Iterator[None]:
-        self._exchanging = []
+        self._exchange.forget()
         with self.drafters.without_learner():
             yield
 
@@ -312,14 +294,3 @@ class WorkerRoles(Roles):
             await super().close()
         finally:
             self.cluster.close()
-
-
-async def _all(*calls: Handle[Any]) -> None:
-    """Once none of them is under way any more; the first failure."""
-    for result in await asyncio.gather(*map(_done, calls), return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-
-
-async def _done(call: Handle[Any]) -> None:
-    await call

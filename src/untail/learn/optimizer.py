@@ -45,6 +45,13 @@ class Optimizer:
         return moments + [master for master, parameter in pairs if master is not parameter]
 
     @property
+    def bytes(self) -> int:
+        """What it takes at work: parameters, masters, moments, and a gradient for each master; of what is spread over
+        ranks, this one's part."""
+        like_gradients = self._masters.values()
+        return sum(part_of(tensor).nbytes for tensor in (*self._parameters.values(), *like_gradients, *self.own))
+
+    @property
     def lr(self) -> float:
         """Of the next step: lr * min(1, (steps + 1) / warmup_steps)."""
         return self._config.lr * min(1.0, (self.steps + 1) / max(self._config.warmup_steps, 1))

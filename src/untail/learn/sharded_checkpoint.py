@@ -41,6 +41,7 @@ def save(
     with ExitStack() as stack:
         if_first = lambda work: _together(ranks, work if is_first else lambda: None)
         if_first(lambda: stack.enter_context(written_aside(final, keep)))
+        _together(ranks, lambda: _refuse_another_disk(aside, final, ranks))
         _together(ranks, lambda: _write(tensors, aside, final, ranks))
         if_first(lambda: write_state(aside, step, {**state, "trainer": numbers}))
         if_first(stack.close)
@@ -70,6 +71,15 @@ def read_whole(path: Path) -> dict[str, Tensor]:
     tensors = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in of_tensors.items()}
     _read(tensors, path, Ranks())
     return tensors
+
+
+def _refuse_another_disk(aside: Path, final: Path, ranks: Ranks) -> None:
+    """torch would make the folder there, too, and every disk would have a part of the checkpoint."""
+    if not aside.is_dir():
+        raise CheckpointError(
+            f"cannot write the checkpoint {final}: rank {ranks.rank} of {ranks.world} does not see the folder that "
+            "rank 0 has made there; run with --out on a file system that all hosts of the learner share"
+        )
 
 
 def _write(tensors: dict[str, Any], aside: Path, final: Path, ranks: Ranks) -> None:

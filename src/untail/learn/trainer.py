@@ -35,6 +35,7 @@ from untail.learn.loss import PolicyLoss
 from untail.learn.memory import Memory, gauge_of
 from untail.learn.optimizer import Optimizer
 from untail.learn.pack import LossColumns, MicroBatch
+from untail.learn.parts import part_of
 from untail.learn.policy import Hear, Policy
 from untail.learn.prune import dot_products, prune
 from untail.learn.ranks import Ranks
@@ -110,6 +111,8 @@ class Trainer:
         (minibatch,) = self._prepare(Judged(portion.groups, {}, {}), portion.version, under_way)
         with under_way.timed("update_s"):
             self._gather(minibatch, under_way.gathered[0], self.hear)
+            if (device := self.policy.decoder.embed.device).type == "cuda":
+                torch.cuda.synchronize(device)  # else these were the seconds that it takes to launch the passes
         return sum(under_way.seconds.values()) - before
 
     def update(self, batch: Batch) -> dict[str, float]:
@@ -140,6 +143,13 @@ class Trainer:
                 **under_way.seconds,
             }
         )
+
+    @property
+    def bytes(self) -> int:
+        """What it holds on its device while it learns; activations come and go."""
+        optimizers = [self._optimizer] + ([] if self.values is None else [self.values.critic.optimizer])
+        of_reference = [] if self.reference is None else self.reference.decoder.parameters()
+        return sum(optimizer.bytes for optimizer in optimizers) + sum(part_of(own).nbytes for own in of_reference)
 
     @property
     def memory_wanted(self) -> int:

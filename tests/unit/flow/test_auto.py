@@ -7,7 +7,7 @@ from tests.helpers.flowing import small
 
 from untail.config import ConfigError
 from untail.flow.auto import MOVE_S, Auto
-from untail.flow.cost import Point, Profiled, Ranks, Scaled
+from untail.flow.cost import Point, Profiled, RankedCost, Scaled
 from untail.flow.graph import Edge, Graph, Node
 from untail.flow.lending import TOLL
 from untail.flow.placement import Placement, refuse_what_cannot_be
@@ -23,7 +23,7 @@ def auto_of(rollout_s, update_s, devices=2, batch=4, schedule="sync", apart_s=0.
     )
     costs = {
         "rollout": Profiled([Point(1, batch, rollout_s)]),
-        "update": Ranks(Profiled([Point(1, batch, update_s)]), measured=1),
+        "update": RankedCost(Profiled([Point(1, batch, update_s)]), measured=1),
     }
     return Auto(Work(graph, costs, devices, batch, steady=schedule != "sync"), schedule)
 
@@ -125,7 +125,7 @@ def test_the_portion_is_the_plans_and_changes_with_what_the_roles_take():
     """A portion costs the learner something of its own: once it is the learner that is waited for, larger ones are
     better. Where the roles sit is the same for both."""
     alone = {"rollout": [Point(1, 4, 10.0)], "update": [Point(1, 1, 1.3), Point(1, 4, 4.0)]}
-    costs = {name: Ranks(Profiled(points), measured=1) for name, points in alone.items()}
+    costs = {name: RankedCost(Profiled(points), measured=1) for name, points in alone.items()}
     auto = Auto(replace(auto_of(10.0, 4.0)._watch.work, costs=costs))
     assert (auto.plan.mode, auto.portion) == ("disaggregated", 1)
     placed = auto.place([0, 1])
@@ -155,7 +155,7 @@ def test_a_step_that_taught_nothing_says_nothing_of_the_update():
 
 
 def test_drift_scales_what_was_measured():
-    assert Scaled(Ranks(Profiled([Point(1, 8, 4.0)]), 1), 0.5).seconds(4, 8) == 2.0
+    assert Scaled(RankedCost(Profiled([Point(1, 8, 4.0)]), 1), 0.5).seconds(4, 8) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from untail.errors import UserError
-from untail.flow.cost import Curve, Exchange, Point, Profiled, Ranks, Rollout, Scaled, end_seconds
+from untail.flow.cost import Curve, ExchangeCost, Point, Profiled, RankedCost, Rollout, Scaled, end_seconds
 
 
 def test_a_curve_gives_back_what_was_measured_and_never_falls():
@@ -126,7 +126,7 @@ def test_a_drifted_role_takes_so_much_more():
 
 def test_ranks_share_the_items_and_pay_for_what_they_exchange():
     alone = Profiled([Point(1, 8, 8.0, 3.0)], swap_s=1.0)
-    ranks = Ranks(alone, 1, Exchange(gib=2.0, items=2.0, gib_s=4.0, wait_s=0.25))
+    ranks = RankedCost(alone, 1, ExchangeCost(gib=2.0, items=2.0, gib_s=4.0, wait_s=0.25))
     assert ranks.seconds(1, 8) == 8.0
     assert ranks.seconds(2, 8) == pytest.approx(4.0 + 2 * (0.25 + 2.0 / 2 / 4.0)), "two passes each"
     assert ranks.seconds(8, 8) == pytest.approx(1.0 + 1 * (0.25 + 2.0 * 7 / 8 / 4.0)), "one at least"
@@ -135,12 +135,12 @@ def test_ranks_share_the_items_and_pay_for_what_they_exchange():
 
 def test_of_ranks_that_were_measured_only_more_exchange_is_added():
     measured = Profiled([Point(1, 8, 8.0), Point(2, 8, 5.0)])
-    ranks = Ranks(measured, 2, Exchange(gib=2.0, items=8.0, gib_s=4.0))
+    ranks = RankedCost(measured, 2, ExchangeCost(gib=2.0, items=8.0, gib_s=4.0))
     assert ranks.seconds(2, 8) == pytest.approx(5.0)
     assert ranks.seconds(4, 8) == pytest.approx(measured.seconds(4, 8) + (3 / 4 - 1 / 2) * 2.0 / 4.0)
 
 
 def test_ranks_of_which_it_is_not_known_what_they_exchange_are_no_more_than_were_measured():
-    ranks = Ranks(Profiled([Point(1, 8, 4.0, 3.0)]), 1)
+    ranks = RankedCost(Profiled([Point(1, 8, 4.0, 3.0)]), 1)
     assert [ranks.seconds(devices, 8) for devices in (1, 4)] == [4.0, 4.0]
     assert ranks.memory_gib(4, 8) == 3.0

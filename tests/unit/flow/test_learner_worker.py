@@ -1,8 +1,11 @@
 """A learner of several ranks, each a process: it learns what one alone does, and either goes on from the other."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from tests.helpers.flowing import small
+from tests.helpers.here_cluster import HereCluster
 from tests.unit.learn.helpers import group
 
 from untail.draft.adaptive.export import load
@@ -60,6 +63,18 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_other(cluster
     two.export(tmp_path / "model").wait(60)
     exported = load_model(str(tmp_path / "model"), "cpu").decoder
     torch.testing.assert_close(exported.embed, theirs["model.embed_tokens.weight"])
+
+
+def test_off_its_device_it_gives_up_what_only_an_update_needs():
+    here, calls = HereCluster(1), []
+    made = here.group(LearnerWorker, RECIPE, devices=[[0]], name="learner")
+    trainer = here.groups["learner"].worker(0).trainer
+    assert made.footprint().wait(60) == [float(trainer.bytes)]
+    with patch.multiple(trainer, sleep=lambda: calls.append("sleep"), wake=lambda: calls.append("wake")):
+        for method in ("offload", "onload"):
+            getattr(made, method)().wait(60)
+    assert calls == ["sleep", "wake"]
+    here.close()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tests.helpers.reviving import revive_while_called
 from tests.helpers.workers import Echo, Stubborn
 
 from untail.errors import UserError
@@ -177,6 +178,10 @@ def test_a_killed_worker_ends_its_calls_and_is_named(cluster):
     assert (cluster.alive()["victim[0]"], cluster.alive()["victim[1]"]) == (False, True)
     group[0].revive()
     assert group[0].echo("again").wait(SOON) == "again"
+
+
+def test_one_that_is_being_made_cannot_be_called_yet(cluster, tmp_path):
+    revive_while_called(cluster, tmp_path, SOON)
 
 
 def test_one_that_exits_by_itself_is_lost_too(cluster):

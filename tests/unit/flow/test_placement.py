@@ -32,3 +32,9 @@ def test_nccl_goes_between_gpus_of_their_own_and_others_go_anywhere():
 def test_one_process_exchanges_nothing(weights):
     with pytest.raises(ConfigError, match=f'flow.weights = "{weights}" is for engines and a learner in processes'):
         refuse_what_cannot_be(small(flow__weights=weights))
+
+
+def test_no_plan_may_have_nccl_which_another_plan_could_not():
+    with pytest.raises(ConfigError, match=r'flow.weights = "nccl" .* flow.mode = "auto" a plan may .* take "gloo"'):
+        refuse_what_cannot_be(small(flow__mode="auto", flow__weights="nccl"))
+    refuse_what_cannot_be(small(flow__mode="auto", flow__weights="gloo"))

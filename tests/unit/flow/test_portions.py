@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from types import SimpleNamespace
 
 import pytest
 from tests.helpers.flowing import small
@@ -9,6 +10,7 @@ from tests.helpers.here import Here
 from tests.helpers.rollout import make_prompt, whole
 
 from untail.config import ConfigError
+from untail.flow import portions
 from untail.flow.failures import WorkerFailed
 from untail.flow.placement import refuse_what_cannot_be
 from untail.flow.portions import Portions
@@ -39,6 +41,14 @@ def learner():
         yield group
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """What the portions read: seconds, one after the other."""
+    seconds: list[float] = []
+    monkeypatch.setattr(portions, "time", SimpleNamespace(perf_counter=lambda: seconds.pop(0)))
+    return seconds
+
+
 def groups(*names: str):
     return [whole(make_prompt(), [1.0, 0.0], name=name) for name in names]
 
@@ -58,17 +68,25 @@ async def test_a_portion_goes_when_it_is_full_and_the_rest_is_what_is_left(learn
     figures = await learner.portions.arrive()
     assert await seen(learner) == [(1, ["d", "e"]), (1, ["b", "c"])], "in their order within, as they came between"
     assert figures["portions"] == 2
-    assert 0 <= figures["early_s"] <= 0.5
     assert ids(learner.portions.rest_of(batch)) == ["a"]
 
 
-async def test_of_the_learners_seconds_those_before_the_batch_was_whole_are_early(learner):
+async def test_of_the_learners_seconds_those_before_the_batch_was_whole_are_early(learner, clock):
     first, second = groups("a", "b")
+    clock += [10.0, 10.125, 10.25, 10.5]  # both come, and then both are learned, a quarter of a second each
     learner.portions.take(1, first, size=1)
-    await learner.portions.arrive()
     learner.portions.take(1, second, size=1)
-    figures = await learner.portions.arrive()
-    assert 0.25 <= figures["early_s"] <= 0.5, "the first was over when the second came"
+    assert await learner.portions.arrive() == {"portions": 2, "early_s": 0.125}
+
+
+async def test_a_portion_that_was_over_when_the_last_group_came_was_early(learner, clock):
+    first, second = groups("a", "b")
+    clock += [10.0, 10.25]
+    learner.portions.take(1, first, size=1)
+    assert await learner.portions.arrive() == {"portions": 1, "early_s": 0.0}, "nothing else came"
+    clock += [20.0, 20.25]
+    learner.portions.take(1, second, size=1)
+    assert await learner.portions.arrive() == {"portions": 2, "early_s": 0.25}
 
 
 async def test_a_whole_batch_is_no_portion(learner):
@@ -133,6 +151,7 @@ SIDE_BY_SIDE = {"flow__mode": "disaggregated", "flow__portion": 2}
         ({"flow__mode": "collocated"}, r'flow.mode = "collocated" it has no device of its own .* "disaggregated"'),
         ({"flow__mode": "hybrid"}, r'flow.mode = "hybrid" it has no device of its own'),
         ({"flow__mode": "auto"}, r'flow.portion = 2 is for the plan to choose with flow.mode = "auto"'),
+        ({"flow__mode": "auto", "flow__portion": 4}, r"flow.portion = 4 is for the plan to choose"),
         ({"learn__updates": 2}, r"flow.portion = 2 .* learn.updates = 2 deals the whole batch out"),
         ({"learn__advantage": "ppo"}, r"learn.advantage = 'ppo' trains its critic on the whole batch first"),
         ({"learn__prune": {}}, r"learn.prune.share = 0.4 is of all tokens of a batch"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.raying import ray_nodes
+from tests.helpers.reviving import revive_while_called
 from tests.helpers.workers import Echo, Stubborn
 
 from untail.errors import UserError
@@ -124,6 +125,10 @@ def test_a_killed_worker_is_named_and_lets_go_of_everything(cluster, echoes):
     assert cluster.alive()["victim[0]"] is False
     group[0].revive()
     assert group[0].echo("again").wait(SOON) == "again"
+
+
+def test_one_that_is_being_made_cannot_be_called_yet(cluster, tmp_path):
+    revive_while_called(cluster, tmp_path, SOON)
 
 
 def test_bad_input_is_refused_within_seconds(cluster, monkeypatch):

@@ -2,6 +2,7 @@
 runs ahead stays within its bound. tests/e2e/test_flow.py has the same with real processes."""
 
 import asyncio
+import threading
 from unittest.mock import patch
 
 import pytest
@@ -10,6 +11,7 @@ from tests.helpers.here_cluster import HereCluster
 
 from untail.errors import UserError, WeightsError
 from untail.flow.engine_worker import EngineWorker
+from untail.flow.failures import WorkerLost
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
 
@@ -96,23 +98,73 @@ def test_a_plan_cuts_the_batch(tmp_path):
     assert [row["learn"]["portions"] for row in outcome.metrics] == [4, 4]
 
 
-def test_weights_may_go_over_torch_distributed_and_come_from_the_store_when_that_breaks(tmp_path):
-    real, sent, broken = EngineWorker.receive_weights, [], []
+def over_gloo(folder, receive, steps, **changes):
+    flow = {"flow__mode": "disaggregated", "flow__weights": "gloo", "deterministic": True, **changes}
+    with patch.object(EngineWorker, "receive_weights", receive):
+        return run(folder, steps=steps, **flow)
+
+
+def breaks_at(*versions):
+    """What engines receive, but these versions; all that were sent."""
+    real, sent = EngineWorker.receive_weights, []
 
     def receive(worker):
         real(worker)
-        if len(sent) == 1:
-            broken.append(worker.seat.received[0])
-            worker.seat.received = None
-            raise WeightsError("the exchange of weights is broken")
         sent.append(worker.seat.received[0])
+        if sent[-1] in versions:
+            worker.seat.received = None
+            raise WeightsError("a cable was pulled")
 
-    alone = run(tmp_path, steps=3, deterministic=True)
-    flow = {"flow__mode": "disaggregated", "flow__weights": "gloo"}
-    with patch.object(EngineWorker, "receive_weights", receive):
-        outcome = run(tmp_path, steps=3, deterministic=True, **flow)
-    assert outcome.losses == alone.losses
-    assert (sent, broken) == ([1], [2, 3])
+    return receive, sent
+
+
+def test_weights_may_go_over_torch_distributed_and_come_from_the_store_when_that_breaks(tmp_path, capfd):
+    receive, sent = breaks_at(2, 3)
+    outcome = over_gloo(tmp_path, receive, steps=4)
+    assert outcome.losses == run(tmp_path, steps=4, deterministic=True).losses
+    assert sent == [1, 2, 3, 4]
+    assert [row["learn"].get("exchanges_broken", 0) for row in outcome.metrics] == [0, 1, 1, 0]
+    assert "from the store" not in capfd.readouterr().err
+
+
+def test_an_exchange_that_breaks_again_and_again_is_given_up(tmp_path, capfd):
+    receive, sent = breaks_at(1, 2, 3, 4)
+    outcome = over_gloo(tmp_path, receive, steps=5)
+    assert sent == [1, 2, 3]
+    assert [row["learn"].get("exchanges_broken", 0) for row in outcome.metrics] == [1, 1, 1, 0, 0]
+    said = 'flow.weights = "gloo": the exchange broke 3 times in a row (a cable was pulled); from now on weights come'
+    assert capfd.readouterr().err.count(said) == 1
+
+
+def test_weights_go_to_the_others_while_an_engine_is_being_revived(tmp_path):
+    """It is lost before the second update and is back after it."""
+    receive, sent = breaks_at()
+    let_in = threading.Event()
+
+    async def interfere(roles, step):
+        if step == 2:
+            roles.workers[0].kill()
+            revive = roles.workers[0]._caller.revive
+            bring = roles._bring_weights
+
+            def revive_late(rank):
+                let_in.wait()
+                revive(rank)
+
+            async def bring_and_let_in(version):
+                assert not roles.workers[0].is_alive
+                await bring(version)
+                let_in.set()
+                roles._bring_weights = bring
+
+            roles.workers[0]._caller.revive, roles._bring_weights = revive_late, bring_and_let_in
+        if step == 3:
+            await engine_is_there(roles, 0)
+
+    changes = {"devices": 3, "deterministic": False, "interfere": interfere}
+    outcome = over_gloo(tmp_path, receive, steps=3, **changes)
+    assert sorted(sent) == [1, 1, 2, 3, 3]
+    assert not any("exchanges_broken" in row["learn"] for row in outcome.metrics)
 
 
 def test_engines_and_a_learner_that_die_are_replaced(tmp_path):
@@ -131,6 +183,43 @@ def test_engines_and_a_learner_that_die_are_replaced(tmp_path):
     outcome = run(tmp_path, "es-grpo", interfere=interfere, **flow)
     assert [event["engine"] for event in outcome.all("lost")] == [0, 0]
     assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 1, 0]
+
+
+def learner_dies_again(times: int, is_made: bool):
+    """It is killed before step 2, and then so often while another is made in its place, or once that is there."""
+
+    async def interfere(roles, step):
+        if step == 2:
+            caller, left = roles.learner.first._caller, times
+            revive = caller.revive
+
+            def revive_and_die(rank):
+                nonlocal left
+                if left and not is_made:
+                    left -= 1
+                    raise WorkerLost("learner[0]", "it was killed")
+                revive(rank)
+                if left:
+                    left -= 1
+                    caller.kill(rank)
+
+            caller.revive = revive_and_die
+            roles.learner.first.kill()
+
+    return interfere
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["while it is made", "before it has its state"])
+def test_a_learner_that_dies_again_while_it_is_replaced_is_replaced_again(tmp_path, is_made):
+    flow = {"steps": 3, "deterministic": True, "flow__mode": "disaggregated"}
+    outcome = run(tmp_path, interfere=learner_dies_again(2, is_made), **flow)
+    assert [row["learn"].get("learners_lost", 0) for row in outcome.metrics] == [0, 3, 0]
+    assert outcome.losses == run(tmp_path, steps=3, deterministic=True).losses
+
+
+def test_a_learner_that_dies_again_and_again_ends_the_run(tmp_path):
+    with pytest.raises(WorkerLost, match=r"learner\[0\] is lost"):
+        run(tmp_path, steps=3, flow__mode="disaggregated", interfere=learner_dies_again(3, is_made=False))
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "hybrid"])

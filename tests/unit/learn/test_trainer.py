@@ -328,3 +328,25 @@ def test_the_gradient_points_uphill(decoder):
 def test_a_bad_advantage_is_named(decoder):
     with pytest.raises(ConfigError, match="unknown advantage 'pppo'"):
         Trainer(decoder, learn_config(advantage={"name": "pppo"}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fields", "of_a_weight"),
+    [
+        (torch.float32, {}, 4 + 8 + 4),
+        (torch.bfloat16, {}, 2 + 4 + 8 + 4),
+        (torch.bfloat16, {"kl": 0.1}, 2 + 4 + 8 + 4 + 2),
+    ],
+    ids=["weights, moments, gradients", "and masters", "and a reference"],
+)
+def test_what_it_holds_is_told_by_the_tensors(dtype, fields, of_a_weight):
+    decoder = random_decoder("llama", dtype=dtype)
+    trainer = Trainer(decoder, learn_config(**fields))
+    assert trainer.bytes == of_a_weight * sum(parameter.numel() for parameter in decoder.parameters())
+
+
+def test_what_a_critic_of_its_own_holds_counts():
+    bytes_with = lambda kind: (
+        Trainer(random_decoder("llama"), learn_config(advantage="ppo", critic={"kind": kind})).bytes
+    )
+    assert bytes_with("model") > 1.9 * bytes_with("head")

@@ -454,7 +454,8 @@ def test_what_is_overdue_may_run_alone():
 
     def others(sprints: bool) -> tuple[int, set[str]]:
         """Tokens that the others have when step 2 closes, and who of them goes on later."""
-        tables = {"defer": {}, "compaction": {}} | ({"sprint": {"missing": 0}} if sprints else {})
+        sprint = {"sprint": {"missing": 0, "pays": 0.25, "soon": 0}} if sprints else {}
+        tables = {"defer": {}, "compaction": {}, **sprint}
         scripts = lengths((30, 30), (2, 2), (4, 4), default=25)
         rig = Rig(scripts, tables, strides(4), prompts=1, slots=4, max_staleness=1)
         one, two, _, four = rig.run(4)

@@ -4,7 +4,7 @@ In a full batch the last groups take as long as all others. Alone, in a small on
 pay. Not on a device whose steps are hardly shorter with few: there making way would cost the others more than the step
 gains, and everybody runs on. Who makes way keeps its tokens and its KV, and goes on when the sprint is over. What would
 grow too old for the next update (`rollout.max_staleness`) sprints, too, for the step cannot close without it; and what
-would soon, lest a later step has to wait for it.
+would soon, lest a later step has to wait for it; but where that is everybody there is no sprint.
 
 Invariant: whether there is a sprint is decided once in a step. Whoever was chosen stays so until its group is whole, so
 that nobody makes way twice in a sprint.
@@ -30,7 +30,6 @@ class Sprint(Mechanism, Finish):
         missing: Annotated[float, Field(ge=0, le=1)] = 0.3  # share of the batch with which it begins
         spare: Annotated[int, Field(ge=0)] = 4  # groups that run beside as many as are missing: who knows who is first
         pays: Annotated[float, Field(ge=0, le=1)] = 0.6  # share of the present tokens per second that they make alone
-
         soon: Annotated[int, Field(ge=0)] = 1  # steps before a step would wait for a group, from which on it sprints
 
     config: Config
@@ -55,13 +54,17 @@ class Sprint(Mechanism, Finish):
             others = [group for name, group in live.items() if name not in chosen | overdue]
             others.sort(key=lambda group: (_to_go(group, view), group.id))
             chosen |= {group.id for group in others[: missing - len(chosen | overdue) + self.config.spare]}
-        if step != view.step and not self._pays([live[name] for name in chosen | overdue], view):
-            self._declined = view.step
-            return None
+        needed = chosen | overdue
+        sprinters = needed | view.overdue(after=self.config.soon)
+        if step != view.step:
+            # With a tight bound nearly all are soon too old: where nobody would make way, new groups need not wait.
+            is_for_all = needed < sprinters == live.keys()
+            if is_for_all or not self._pays([live[name] for name in sprinters], view):
+                self._declined = view.step
+                return None
         self._chosen = view.step, frozenset(chosen)
         # With too few to fill the batch there must be new ones, and these have slots to wait for.
-        is_enough = len(chosen | overdue) >= max(1, missing)
-        return chosen | overdue | view.overdue(after=self.config.soon) if is_enough else None
+        return sprinters if len(needed) >= max(1, missing) else None
 
     def _pays(self, chosen: list[LiveGroup], view: View) -> bool:
         speed = lambda members: members / view.step_seconds(max(1, members // view.engines))

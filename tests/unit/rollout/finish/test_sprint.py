@@ -54,6 +54,24 @@ def test_what_will_soon_be_overdue_runs_beside_them():
     assert sprint().waits_for(view) is None
 
 
+def test_there_is_no_sprint_where_all_will_soon_be_overdue():
+    groups, chooser = [nearly_whole("far", 10), nearly_whole("near", 95), nearly_whole("middle", 50)], sprint()
+    view = FakeView(wanted=10, ready=READY[:9], groups=groups, soon_late={"far", "middle"})
+    assert chooser.waits_for(view) is None
+    view.soon_late = {"far"}
+    assert chooser.waits_for(view) is None, "decided for this step"
+    view.step += 1
+    assert chooser.waits_for(view) == {"near", "far"}
+
+
+def test_what_will_soon_be_overdue_counts_in_what_pays():
+    groups = [nearly_whole("far", 10), nearly_whole("near", 95), nearly_whole("middle", 50)]
+    view = FakeView(wanted=10, ready=READY[:9], groups=groups, running=3, tau=1.0)
+    assert sprint().waits_for(view) is None  # 1 alone against 3 now, and 0.6 is asked for
+    view.soon_late = {"far"}
+    assert sprint().waits_for(view) == {"near", "far"}
+
+
 def test_whoever_was_chosen_stays_so_for_the_step():
     groups, chooser = [nearly_whole("a", 60), nearly_whole("b", 50)], sprint()
     view = FakeView(wanted=10, ready=READY[:9], groups=groups)
