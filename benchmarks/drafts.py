@@ -2,8 +2,8 @@
 
 An epoch is as many steps as it takes to see every prompt once. `accept_len` is the number of accepted drafts of a
 sequence in a step of the engine that carried some; the model's own token after them comes on top. `worst_fall` is the
-largest fall of its mean over four steps against the four before, as a share: between one step and the next lie an update
-of the weights and other prompts, and a drafter that never changes shows how much the prompts do.
+largest fall of its mean over four steps against the four before, as a share: between one step and the next lie an
+update of the weights and other prompts, and a drafter that never changes shows how much the prompts do.
 """
 
 import json
