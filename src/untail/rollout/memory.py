@@ -1,7 +1,8 @@
 """What a rollout remembers between two steps, as JSON: for a checkpoint.
 
 Invariant: a rollout that was restored goes on exactly as the one that was saved: the same groups with the same
-tokens in the same order, and the same draws from then on. Only what is between two steps can be saved.
+tokens in the same order, and the same draws from then on; with fewer engines, wherever there is a slot. Only what is
+between two steps can be saved.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -93,13 +94,22 @@ def restore(stage: Stage, state: dict[str, Any]) -> None:
         stage.pool.ghosts[ghost.id] = ghost
     open_members = [m for group in stage.pool.live.values() for m in group.open]
     members = {_key(member): member for member in [*open_members, *stage.pool.ghosts.values()]}
-    stage.members.update((member.id, member) for member in members.values())
+    for member in members.values():
+        _come_home(member, stage.fleet.slots.engines)
+        stage.members[member.id] = member
     stage.resting = [members[tuple(key)] for key in state["resting"]]
     stage.parked = [members[tuple(key)] for key in state["parked"]]
     for key in state["queue"]:
         stage.queue.put(members[tuple(key)])
     stage.audit.restore(state["audit"])
     stage.mechanisms.restore(state["mechanisms"])
+
+
+def _come_home(member: Member, engines: int) -> None:
+    """What was on an engine that there is no more goes on anywhere."""
+    is_there = lambda engine: engine is not None and engine < engines
+    member.engine = member.engine if is_there(member.engine) else None
+    member.goes_to = member.goes_to if is_there(member.goes_to) else None
 
 
 def _key(member: Member) -> tuple[str, bool]:

@@ -14,6 +14,7 @@ MOST_STALE = 8  # entries an engine may have in the heap before those that are n
 
 class Slots:
     def __init__(self, engines: int, each: int):
+        self.engines = engines
         self.total = engines * each
         self.free = self.total
         self._free = [list(range(each)) for _ in range(engines)]

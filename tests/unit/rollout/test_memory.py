@@ -54,10 +54,12 @@ SETTINGS = {
 }
 
 
+SMALL = {"prompts": 2, "group": 3, "max_tokens": 50, "watch_every": 2, "patience": 1, "max_false_kills": 1.0}
+
+
 def make(setting: str, history=None) -> Rig:
     made_here, tables, config = SETTINGS[setting]
-    common = {"prompts": 2, "group": 3, "max_tokens": 50, "watch_every": 2, "patience": 1, "max_false_kills": 1.0}
-    return Rig(scripts, tables, *made_here, history=history, **(common | config))
+    return Rig(scripts, tables, *made_here, history=history, **(SMALL | config))
 
 
 def events_of(step: Step) -> list[dict]:
@@ -199,3 +201,17 @@ def test_one_on_its_way_to_another_engine_arrives_there():
     (step,) = new.run(1)
     (first, *_) = [event for event in step.all("resume") if event["id"] == member.id]
     assert first["engine"] == member.goes_to
+
+
+@pytest.mark.parametrize("on_its_way", [False, True])
+def test_with_fewer_engines_everybody_goes_on_where_there_is_a_slot(on_its_way):
+    old, _, _ = broken_off("two engines", 2)
+    there = [member for member in old.stage.resting if member.engine == 1]
+    assert there, "or this shows nothing"
+    if on_its_way:
+        for member in there:
+            member.goes_to, member.engine = 1, None
+    new = Rig(scripts, SETTINGS["two engines"][1], history=old.history, engines=1, slots=6, **SMALL)
+    new.restore(old.saved(), 2, old.labels)
+    resumed = {event["id"] for step in new.run(ALL - 2) for event in step.all("resume")}
+    assert resumed >= {member.id for member in there}
