@@ -323,7 +323,7 @@ def _renames(below: dict[str, Any], above: dict[str, Any], key: str) -> bool:
 
 
 def override(tree: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """Apply `a.b=c` in order; the value is read as TOML where it is TOML, else as a plain string."""
+    """Apply `a.b=c` in order; the value is read as TOML where it is TOML, else as a plain string. `a.b=` unsets."""
     tree = _copy(tree)
     for assignment in assignments:
         dotted, equals, text = assignment.partition("=")
@@ -346,6 +346,8 @@ def _copy(tree: Any) -> Any:
 
 
 def _value(text: str) -> Any:
+    if not text:
+        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -110,6 +110,10 @@ def _refuse_other_changes(own: Any, given: Any, folder: Path, path: str = "") ->
         for key in {**own, **given}:
             _refuse_other_changes(own.get(key), given.get(key), folder, f"{path}.{key}".lstrip("."))
         return
+    if path == "reproduces":
+        raise UserError(
+            f"--resume: the run in {folder} is of another recipe ({own}); name none, it goes on with its own"
+        )
     raise UserError(
         f"--resume: {path} = {given!r}, but the run in {folder} has {own!r}; drop the change, or start a new run in "
         "another folder"

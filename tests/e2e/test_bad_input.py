@@ -27,6 +27,10 @@ CASES = {
     "long prompt": (["generate", "--model=tiny", "1+" * 5000], "but the context holds"),
     "unknown peer": (["bench", "engine", "--model=tiny", "--peer=nobody"], "unknown peer 'nobody'"),
     "unknown workload": (["bench", "engine", "--model=tiny", "--workload=odd"], "unknown workload 'odd'"),
+    "responses beyond the model": (
+        ["bench", "draft", "--model=tiny", "--length=5000"],
+        "has to fit into tiny's 1024 tokens",
+    ),
     "unknown command": (["trian"], "No such command 'trian'. Did you mean 'train'?; see untail --help"),
     "unknown option": (["train", "--nope"], "No such option: --nope"),
     "no steps": (["train", "--steps=0"], "'--steps': Input should be greater than or equal to 1; see untail train"),
@@ -96,6 +100,14 @@ def test_a_folder_that_holds_a_run_is_refused(trained):
     assert outcome.code == 2
     assert "already holds a run; continue it with --resume" in outcome.err
     assert rows(folder) == before
+
+
+def test_a_run_goes_on_with_no_other_recipe(trained):
+    folder, _ = trained
+    outcome = untail("train", "untail", "--resume", "--out", folder)
+    assert outcome.code == 2
+    (line,) = outcome.lines_of_error
+    assert "is of another recipe" in line
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):

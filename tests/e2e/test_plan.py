@@ -4,6 +4,7 @@ import pytest
 
 from tests.e2e.conftest import SMALL, untail
 from tests.unit.flow.test_profile import profile, write_run
+from untail.config import dump_toml, load_recipe
 
 FIELDS = {"mode", "placement", "granularity", "predicted_step_s", "search_ms", "alternatives"}
 
@@ -28,6 +29,17 @@ def test_times_may_come_from_a_run_and_be_kept(tmp_path):
     again = untail("plan", "--devices=4", f"--profile={kept}", "--json")
     assert (once.code, again.code) == (0, 0), once.err + again.err
     assert once.json["predicted_step_s"] == again.json["predicted_step_s"]
+
+
+def test_a_run_is_planned_by_its_own_recipe_and_its_times_are_of_its_model(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "recipe.toml").write_text(dump_toml(load_recipe(None, {}, ["rollout.prompts=6", "rollout.group=4"])))
+    outcome = untail("plan", "--devices=4", f"--run={tmp_path}")
+    assert outcome.code == 0, outcome.err
+    assert "a step of 6 x 4 responses" in outcome.err
+    other = untail("plan", "--devices=4", f"--run={tmp_path}", "--set", "model=smollm2")
+    assert other.code == 2
+    assert "is of model = 'tiny', and this is model = 'smollm2'" in other.lines_of_error[-1]
 
 
 def test_without_either_this_machine_is_measured():

@@ -46,7 +46,16 @@ def test_layers_do_not_touch_what_they_are_made_from():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3", 3), ("0.5", 0.5), ("true", True), ("[1, 2]", [1, 2]), ("plain text", "plain text"), ('"7"', "7"), ("", "")],
+    [
+        ("3", 3),
+        ("0.5", 0.5),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ("plain text", "plain text"),
+        ('"7"', "7"),
+        ('""', ""),
+        ("", None),
+    ],
 )
 def test_values_are_toml_where_they_can_be(text, value):
     assert override({}, [f"a.b={text}"]) == {"a": {"b": value}}

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from untail.cli.output import print_json, say
+from untail.errors import UserError
 
 app = typer.Typer(help="Benchmarks against peers, interleaved.", no_args_is_help=True)
 
@@ -94,7 +95,10 @@ def bench_draft(
 
     configs, batches = chosen(strategies), sizes(batch)
     loaded = load_model(model, "cpu")
-    prompts = question_prompts(loaded.tokenizer)
+    prompts, context = question_prompts(loaded.tokenizer), loaded.decoder.shape.context
+    if max(map(len, prompts)) + length > context:
+        raise UserError(f"--length {length}: with its prompt a response has to fit into {model}'s {context} tokens")
+    say("first, untimed: the epoch before, and what choosers try")
     contenders = [Contender(name, loaded.decoder, config) for name, config in configs.items()]
     table = []
     for size in batches:

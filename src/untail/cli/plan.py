@@ -1,14 +1,14 @@
 """`untail plan`: who runs where, how finely, in turn or side by side, and why."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from untail.cli.output import print_json, say
-from untail.config import Recipe, load_recipe
+from untail.config import Recipe, load_recipe, read_toml
 from untail.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def plan(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe's name or a TOML file; the quickstart if left out.")
+        str | None, typer.Argument(help="A recipe's name or a TOML file; that of --run, or the quickstart.")
     ] = None,
     devices: Annotated[int, typer.Option(min=1, help="Devices to plan for.")] = 1,
     profile: Annotated[Path | None, typer.Option(help="A profile made earlier, with --save.")] = None,
@@ -43,15 +43,20 @@ def plan(
         raise UserError(
             f"--profile {profile} is kept already; leave out --save, or let --run or this machine be measured"
         )
-    loaded = resolved(load_recipe(recipe, {}, set_ or []))
+    loaded = resolved(load_recipe(recipe, {}, set_ or [], ground=_recipe_of(run) if recipe is None else None))
     found = _profile(loaded, profile, run)
     if save is not None:
         found.save(save)
         say(f"the profile is in {save}")
     made = make_plan(training_work(found, loaded, devices, overlap))
-    _print(made, found)
+    _print(made, found, f"{loaded.rollout.prompts} x {loaded.rollout.group} responses")
     if json:
         print_json({**made.as_json(), "devices": devices, "made_on": found.made_on})
+
+
+def _recipe_of(run: Path | None) -> dict[str, Any] | None:
+    path = None if run is None else run / "recipe.toml"
+    return read_toml(path) if path is not None and path.is_file() else None
 
 
 def _profile(recipe: Recipe, path: Path | None, run: Path | None) -> "Profile":
@@ -72,8 +77,8 @@ def _profile(recipe: Recipe, path: Path | None, run: Path | None) -> "Profile":
     return measure(recipe, model, prepare(recipe, model.tokenizer, model.decoder.shape.context).prompts)
 
 
-def _print(plan: "Plan", profile: "Profile") -> None:
-    say(f"{plan.mode}: {plan.predicted_step_s:.3g} s a step, by times from {profile.made_on}")
+def _print(plan: "Plan", profile: "Profile", batch: str) -> None:
+    say(f"{plan.mode}: {plan.predicted_step_s:.3g} s a step of {batch}, by times from {profile.made_on}")
     for line in plan.root.lines("  "):
         say(line)
     if plan.alternatives:

@@ -1,9 +1,14 @@
-"""What a user should know and need not act on: one line on stderr, said once in a process."""
+"""What a user should know and need not act on: one line on stderr."""
 
 import sys
 from functools import cache
 
 
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
 @cache
 def say_once(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    """Once in a process."""
+    say(sentence)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from untail.engine.notice import say
 from untail.flow.failures import WorkerFailed, WorkerLost
 from untail.flow.portions import Portions
 from untail.flow.worker import OneWorker, WorkerGroup
@@ -104,6 +105,7 @@ class FarLearner:
                 await self._count(error)
 
     async def _make_another(self, version: int) -> dict[str, float] | None:
+        say("the learner is lost: another one is started, and goes on from the last update")
         self.portions.forget()
         with self._without():
             revived = (asyncio.to_thread(worker.revive) for worker in self.ranks)

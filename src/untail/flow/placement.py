@@ -4,6 +4,7 @@ Invariant: an engine has one device. Engines that share their device with the le
 never wait for it.
 """
 
+import json
 from dataclasses import dataclass
 
 from untail.config import FlowConfig, Recipe
@@ -55,11 +56,10 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
     flow = recipe.flow
     if flow.profile is not None and flow.mode != "auto":
         raise ConfigError(f'flow.profile = "{flow.profile}" is for flow.mode = "auto"; drop it, or set that')
-    if flow.weights != "store" and flow.mode == "local":
-        raise ConfigError(
-            f'flow.weights = "{flow.weights}" is for engines and a learner in processes of their own, and flow.mode = '
-            '"local" has them in one; drop it, or take another mode'
-        )
+    if flow.address is not None and flow.backend != "ray":
+        raise ConfigError(f'flow.address = "{flow.address}" is for flow.backend = "ray"; drop it, or set that')
+    if flow.mode == "local":
+        _refuse_in_one_process(flow)
     if flow.mode == "auto":
         _refuse_with_a_plan(recipe)
     refuse_portion(recipe)
@@ -83,6 +83,17 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
         raise ConfigError(
             f'flow.schedule = "one-off" needs rollout.max_staleness >= 1, and it is {recipe.rollout.max_staleness}'
         )
+
+
+def _refuse_in_one_process(flow: FlowConfig) -> None:
+    for name in ("weights", "backend", "devices", "learner_devices"):
+        value, default = getattr(flow, name), FlowConfig.model_fields[name].default
+        if value != default:
+            raise ConfigError(
+                f"flow.{name} = {json.dumps(value)} is for engines and a learner in processes of their own, and "
+                f'flow.mode = "local" has them in one; drop it (--set flow.{name}={default or ""}), or take another '
+                "mode"
+            )
 
 
 def _refuse_with_a_plan(recipe: Recipe) -> None:

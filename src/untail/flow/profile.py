@@ -93,6 +93,11 @@ def training_work(profile: Profile, recipe: Recipe, devices: int, steady: bool =
     """A step of this recipe on so many devices. An item is a group. The learner makes its log-probs itself, so that
     they are part of the update, and is handed groups as they come, if it need not have all of a batch first; rewards
     are the host's."""
+    if Path(profile.model).name != Path(recipe.model).name:
+        raise DataError(
+            f"the profile of {profile.made_on} is of model = {profile.model!r}, and this is model = {recipe.model!r}; "
+            "make one of that with untail plan --save"
+        )
     nodes = [Node("rollout", borrows=True), Node("update")]
     edges = [Edge("rollout", "update", "groups")]
     edges.append(Edge("update", "rollout", "weights", apart_s=profile.sync_s, next_step=True))

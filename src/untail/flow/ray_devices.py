@@ -35,7 +35,8 @@ def join(address: str | None) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(
             f"flow.address = {address!r}: Ray cannot be joined there: {str(error).strip().splitlines()[0]}; start it "
-            "with `ray start --head` on one host and `ray start --address=HOST:6379` on the others"
+            "with `ray start --head` on one host and `ray start --address=HOST:6379` on the others, and give "
+            "RAY_AUTH_MODE=token here, too, if it was started with a token"
         ) from error
 
 

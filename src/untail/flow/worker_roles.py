@@ -19,6 +19,7 @@ from untail.backends.native import SeatedBackend
 from untail.backends.step_clock import StepClock
 from untail.config import Recipe, RolloutConfig
 from untail.engine.models.load import LoadedModel
+from untail.engine.notice import say
 from untail.errors import ConfigError, UserError
 from untail.flow.ahead import Ahead
 from untail.flow.auto import Auto
@@ -134,6 +135,7 @@ class WorkerRoles(Roles):
             gone = UserError(f"{worker.name} is lost, and a deterministic run cannot tell another one's time; --resume")
             self.controller.give_up(gone)
             return
+        say(f"{worker.name} is lost: its sequences go on elsewhere, and another one is started")
         try:
             await asyncio.to_thread(worker.revive)
             about = await worker.about()

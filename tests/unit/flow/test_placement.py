@@ -28,10 +28,24 @@ def test_nccl_goes_between_gpus_of_their_own_and_others_go_anywhere():
     refuse_nccl(small(flow__mode="hybrid", flow__weights="gloo"), SHARED, on_gpus=False)
 
 
-@pytest.mark.parametrize("weights", ["gloo", "nccl"])
-def test_one_process_exchanges_nothing(weights):
-    with pytest.raises(ConfigError, match=f'flow.weights = "{weights}" is for engines and a learner in processes'):
-        refuse_what_cannot_be(small(flow__weights=weights))
+@pytest.mark.parametrize(
+    ("name", "value", "said", "fix"),
+    [
+        ("weights", "gloo", '"gloo"', "flow.weights=store"),
+        ("weights", "nccl", '"nccl"', "flow.weights=store"),
+        ("backend", "ray", '"ray"', "flow.backend=local"),
+        ("devices", 9, "9", "flow.devices="),
+        ("learner_devices", 2, "2", "flow.learner_devices=1"),
+    ],
+)
+def test_one_process_has_no_use_for_what_several_need(name, value, said, fix):
+    with pytest.raises(ConfigError, match=rf"flow.{name} = {said} is for .* drop it \(--set {fix}\)"):
+        refuse_what_cannot_be(small(**{f"flow__{name}": value}))
+
+
+def test_an_address_is_rays():
+    with pytest.raises(ConfigError, match=r'flow.address = "host:6379" is for flow.backend = "ray"; drop it, or set'):
+        refuse_what_cannot_be(small(flow__mode="collocated", flow__address="host:6379"))
 
 
 def test_no_plan_may_have_nccl_which_another_plan_could_not():
