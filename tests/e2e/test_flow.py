@@ -195,6 +195,7 @@ def test_a_plan_lends_the_learners_device(tmp_path):
 
 
 @TWO_CORES
+@pytest.mark.slow
 def test_without_a_profile_a_device_is_measured(tmp_path):
     outcome = train(small(flow__mode="auto", flow__devices=2, steps=2), tmp_path / "run")
     (run,) = outcome.all("run")
@@ -204,15 +205,10 @@ def test_without_a_profile_a_device_is_measured(tmp_path):
 
 
 @TWO_CORES
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "mode"),
-    [
-        ("untail", "disaggregated"),
-        *(
-            pytest.param(recipe, mode, marks=pytest.mark.slow)
-            for recipe, mode in (("untail", "collocated"), ("untail", "hybrid"), ("tlt", "disaggregated"))
-        ),
-    ],
+    [("untail", "disaggregated"), ("untail", "collocated"), ("untail", "hybrid"), ("tlt", "disaggregated")],
 )
 def test_drafters_that_learn_run_in_every_mode(recipe, mode, tmp_path):
     """In processes of their own; tests/unit/flow/test_far_drafters.py says what they learn and who gets it."""

@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_one_sentence(trained, tmp_path):
 
 def test_stopped_in_its_last_validation_a_run_can_still_be_finished(trained, tmp_path):
     folder = tmp_path / "stopped"
-    big = ["--set=validation.task.size=400", "--set=validation.prompts=400"]
+    big = ["--set=validation.task.size=200", "--set=validation.prompts=200"]
     process = start("train", "--steps=1", *DETERMINISTIC, *big, "--out", folder)
     wait_for(folder / "metrics.jsonl", 1, process)
     process.send_signal(signal.SIGINT)
@@ -175,7 +175,7 @@ def test_stopped_in_its_last_validation_a_run_can_still_be_finished(trained, tmp
 
 def test_stopped_in_its_first_validation_a_run_starts_anew(tmp_path):
     folder = tmp_path / "stopped"
-    big = ["--set=validation.task.size=400", "--set=validation.prompts=400"]
+    big = ["--set=validation.task.size=200", "--set=validation.prompts=200"]
     process = start("train", "--steps=1", *DETERMINISTIC, *big, "--out", folder)
     wait_for(folder / "events.jsonl", 1, process)
     process.send_signal(signal.SIGTERM)

@@ -40,6 +40,7 @@ def test_temperatures():
     interpret("check_temperatures('cpu')")
 
 
+@pytest.mark.slow
 def test_launches_of_several_steps():
     interpret("check_launches('cpu', count=2, steps=2)")
 
