@@ -152,7 +152,8 @@ def test_rollouts_run_ahead_within_the_bound(mode, schedule, tmp_path):
 def test_members_move_between_engines_in_different_processes(tmp_path):
     changes = {"mechanisms__repack__every": 0.01, "mechanisms__repack__min_gain": 0, "mechanisms__defer": {}}
     flow = {"flow__mode": "collocated", "flow__devices": 2}
-    outcome = train(small("grpo", steps=4, **changes, **flow), tmp_path / "run")
+    longer = {"steps": 5, "rollout__max_tokens": 160}  # a tail that a busy machine sees, too
+    outcome = train(small("grpo", **changes, **longer, **flow), tmp_path / "run")
     check_books(outcome)
     moves = outcome.all("move")
     assert moves, "nobody moved"
