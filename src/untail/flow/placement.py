@@ -86,12 +86,13 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
 
 
 def _refuse_in_one_process(flow: FlowConfig) -> None:
-    for name in ("weights", "backend", "devices", "learner_devices"):
+    """Numbers of devices may stay: a run that goes on in another mode has them."""
+    for name in ("weights", "backend"):
         value, default = getattr(flow, name), FlowConfig.model_fields[name].default
         if value != default:
             raise ConfigError(
                 f"flow.{name} = {json.dumps(value)} is for engines and a learner in processes of their own, and "
-                f'flow.mode = "local" has them in one; drop it (--set flow.{name}={default or ""}), or take another '
+                f'flow.mode = "local" has them in one; drop it (--set flow.{name}={default}), or take another '
                 "mode"
             )
 

@@ -34,8 +34,6 @@ def test_nccl_goes_between_gpus_of_their_own_and_others_go_anywhere():
         ("weights", "gloo", '"gloo"', "flow.weights=store"),
         ("weights", "nccl", '"nccl"', "flow.weights=store"),
         ("backend", "ray", '"ray"', "flow.backend=local"),
-        ("devices", 9, "9", "flow.devices="),
-        ("learner_devices", 2, "2", "flow.learner_devices=1"),
     ],
 )
 def test_one_process_has_no_use_for_what_several_need(name, value, said, fix):
