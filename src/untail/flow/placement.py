@@ -56,8 +56,6 @@ def refuse_what_cannot_be(recipe: Recipe) -> None:
     flow = recipe.flow
     if flow.profile is not None and flow.mode != "auto":
         raise ConfigError(f'flow.profile = "{flow.profile}" is for flow.mode = "auto"; drop it, or set that')
-    if flow.address is not None and flow.backend != "ray":
-        raise ConfigError(f'flow.address = "{flow.address}" is for flow.backend = "ray"; drop it, or set that')
     if flow.mode == "local":
         _refuse_in_one_process(flow)
     if flow.mode == "auto":

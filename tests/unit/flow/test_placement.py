@@ -41,11 +41,6 @@ def test_one_process_has_no_use_for_what_several_need(name, value, said, fix):
         refuse_what_cannot_be(small(**{f"flow__{name}": value}))
 
 
-def test_an_address_is_rays():
-    with pytest.raises(ConfigError, match=r'flow.address = "host:6379" is for flow.backend = "ray"; drop it, or set'):
-        refuse_what_cannot_be(small(flow__mode="collocated", flow__address="host:6379"))
-
-
 def test_no_plan_may_have_nccl_which_another_plan_could_not():
     with pytest.raises(ConfigError, match=r'flow.weights = "nccl" .* flow.mode = "auto" a plan may .* take "gloo"'):
         refuse_what_cannot_be(small(flow__mode="auto", flow__weights="nccl"))
