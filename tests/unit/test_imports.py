@@ -8,11 +8,12 @@ from pathlib import Path
 import untail
 
 SOURCE = Path(untail.__file__).parent
-# Each room and what it may import; a room always sees itself, types, errors, config, registry and tokenizer.
-GROUND = {"errors", "types", "config", "registry", "tokenizer"}
+# Each room and what it may import; a room always sees itself and the ground.
+GROUND = {"errors", "types", "notice", "config", "registry", "tokenizer"}
 MAY_IMPORT = {
     "errors": set(),
     "types": set(),
+    "notice": set(),
     "config": {"errors"},
     "registry": {"errors", "config"},
     "tokenizer": {"errors"},

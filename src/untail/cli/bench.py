@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
 from untail.errors import UserError
+from untail.notice import say
 
 app = typer.Typer(help="Benchmarks against peers, interleaved.", no_args_is_help=True)
 

@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
 from untail.compare.rows import Row, make_rows
 from untail.compare.variants import Variant, ablated, loader, named, varied
 from untail.errors import UserError
+from untail.notice import say
 from untail.resolve import resolved
 
 WIDE = 200  # columns: the table is about 80, and a long name must not squeeze the figures

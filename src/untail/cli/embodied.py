@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
 from untail.errors import UserError, nearest
+from untail.notice import say
 
 if TYPE_CHECKING:
     from untail.embodied.loop import Row

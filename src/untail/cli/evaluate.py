@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
 from untail.config import load_recipe, override
 from untail.errors import UserError
+from untail.notice import say
 
 
 def evaluate(

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
+from untail.notice import say
 
 
 def generate(

@@ -30,8 +30,8 @@ def _run() -> int:
     import typer
 
     from untail.cli.app import app
-    from untail.cli.output import say
     from untail.errors import UserError
+    from untail.notice import say
 
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # what all complaints of the parser are; not exported
     try:
@@ -48,7 +48,7 @@ def _run() -> int:
 
 def _complain(error: Any) -> int:
     """The command line itself is wrong: one sentence, where typer would draw a box."""
-    from untail.cli.output import say
+    from untail.notice import say
 
     message = error.format_message().replace("Value error, ", "").strip().removesuffix(".")
     if message:  # it has none where nothing was asked for: then the help is printed already

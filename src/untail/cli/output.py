@@ -1,12 +1,7 @@
-"""Where things are printed: what a person reads goes to standard error, results and JSON to standard output."""
+"""What a program reads goes to standard output; what a person does, to standard error (notice.py)."""
 
 import json
-import sys
 from typing import Any
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def print_json(result: dict[str, Any]) -> None:

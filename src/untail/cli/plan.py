@@ -7,9 +7,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
 from untail.config import Recipe, load_recipe, read_toml
 from untail.errors import UserError
+from untail.notice import say
 
 if TYPE_CHECKING:
     from untail.flow.plan import Plan

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
+from untail.notice import say
 
 
 def report(

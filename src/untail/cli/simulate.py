@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from untail.backends.laws import LAWS
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
 from untail.compare.variants import distinct
 from untail.config import Recipe, load_recipe
 from untail.errors import UserError
+from untail.notice import say
 from untail.resolve import resolved
 
 Mode = Literal["collocated", "disaggregated", "hybrid"]

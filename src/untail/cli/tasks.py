@@ -1,7 +1,6 @@
 """`untail tasks`: what a task holds, as a file."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 
 from untail.config import override
 from untail.errors import UserError
+from untail.notice import say
 from untail.tasks import Row, read_rows, table_of
 
 app = typer.Typer(name="tasks", help="Work with tasks.", no_args_is_help=True)
@@ -32,8 +32,8 @@ def export(
     rows, dropped = read_rows(override(table_of(task), settings or []), where="task")
     _write(rows, out)
     for reason, count in dropped.items():
-        print(f"{count} rows left out: {reason}", file=sys.stderr)
-    print(f"{len(rows)} rows in {out}", file=sys.stderr)
+        say(f"{count} rows left out: {reason}")
+    say(f"{len(rows)} rows in {out}")
     if as_json:
         print(json.dumps({"path": str(out), "n": len(rows)}))
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from untail.cli.interrupt import quit_at_once
-from untail.cli.output import print_json, say
+from untail.cli.output import print_json
 from untail.config import Recipe, load_recipe
 from untail.errors import UserError
+from untail.notice import say
 
 if TYPE_CHECKING:
     from untail.flow.role_base import Roles

@@ -14,9 +14,9 @@ from untail.draft.budget import Acceptance, spread
 from untail.draft.choose.base import OFF, Chooser, Outcome, Scene
 from untail.draft.training import DraftTraining
 from untail.engine.draft import NONE, Ask, Draft, Verified
-from untail.engine.notice import say_once
 from untail.engine.sequence import Figures, Sequence
 from untail.errors import UserError
+from untail.notice import say_once
 
 if TYPE_CHECKING:
     from untail.engine.runner import Runner

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from untail.draft.base import DraftTrainer, Learned
-from untail.engine.notice import say_once
+from untail.notice import say_once
 
 
 class DraftTraining:

@@ -9,7 +9,7 @@ from untail.engine.attention.base import Attention
 from untail.engine.attention.sdpa import Span
 from untail.engine.decode_state import DecodeState
 from untail.engine.models.decoder import Decoder
-from untail.engine.notice import say_once
+from untail.notice import say_once
 
 HEAD_SIZES = (16, 32, 64, 128, 256)  # of which a kernel can make tiles
 

@@ -15,10 +15,10 @@ import torch
 from untail.config import EngineConfig
 from untail.engine import weights
 from untail.engine.blocks import BlockPool, blocks_for
-from untail.engine.draft import Ask, Speculation, Verified
+from untail.engine.draft import Speculation, Verified
 from untail.engine.integrity import check_blocks, check_places
+from untail.engine.lookahead import Lookahead
 from untail.engine.models.decoder import Decoder
-from untail.engine.notice import say_once
 from untail.engine.prefix import PrefixCache
 from untail.engine.run_ahead import STEPS, RunAhead, Taken
 from untail.engine.runner import Result, Runner
@@ -27,6 +27,7 @@ from untail.engine.sequence import Sequence, State
 from untail.engine.stops import Decode, StopStrings
 from untail.engine.validate import Limits, check_stream, check_temperature, refuse_if_too_large
 from untail.errors import EngineMemoryError, RequestError, SequenceStateError
+from untail.notice import say_once
 from untail.types import Chunk, End, Forked, SequenceSpec
 
 SMALLER = 0.75  # of the KV pool, after the device ran out of memory
@@ -71,8 +72,10 @@ class Engine:
         self.last_step = StepSize(0, 0)
         self._stops = StopStrings(decode)
         self.speculation = speculation
+        self.lookahead: Lookahead | None = None
         if speculation is not None:
             speculation.attach(self.runner, config.max_seqs)
+            self.lookahead = Lookahead(speculation, self.scheduler, self.limits)
         # Who goes on without the target does so between two of its steps.
         runs_ahead = self.runner.kernels is not None and not (speculation and speculation.goes_unverified)
         self.ahead = RunAhead(self.runner, self.scheduler, context) if runs_ahead else None
@@ -246,20 +249,23 @@ class Engine:
     def _step(self) -> None:
         began = time.perf_counter()
         self.last_step = StepSize(0, 0)
-        if self.speculation is not None:
-            self.speculation.occupied(self._occupied())
+        if self.lookahead is not None:
+            self.lookahead.tell_occupied()
         lone = self._lone()
         if lone is not None and self._go_unverified(lone):
             return
-        depths = self._depths()
+        depths = {} if self.lookahead is None else self.lookahead.depths()
         runs_elsewhere = self._come_back() if any(depths.values()) else self._run_ahead()
         was_read, before = self.last_step.sequences > 0, replace(self.counts)
-        plan = self.scheduler.plan(self._with_room(depths), runs_elsewhere)
+        if self.lookahead is not None:  # what came in from ahead has used up some
+            depths = self.lookahead.with_room(depths)
+        plan = self.scheduler.plan(depths, runs_elsewhere)
         try:
             self.runner.copy(plan.copies)
             if not plan.work:
                 return
-            self._draft(plan)
+            if self.lookahead is not None:
+                self.lookahead.draft(plan)
             result = self.runner.run(plan)
         except torch.OutOfMemoryError:
             self._take_back(plan, before)
@@ -367,24 +373,6 @@ class Engine:
         self.pool = self.scheduler.pool = BlockPool(blocks, self.prefix.forget)
         self.limits.blocks = self.runner.blocks = blocks
 
-    def _occupied(self) -> int:
-        """Slots that are taken, or will be as soon as there is room: a prompt that is being filled in is work, too."""
-        scheduler = self.scheduler
-        waiting = len(scheduler.returning) + (len(scheduler.new) if scheduler.admits_new else 0)
-        return min(self.config.max_seqs, len(scheduler.running) + waiting)
-
-    def _depths(self) -> dict[str, int]:
-        """How many drafts each sequence should carry in the next step."""
-        if self.speculation is None:
-            return {}
-        ready = [s for s in self.scheduler.running if s.wanted == 1]
-        return {s.id: depth for s, depth in zip(ready, self.speculation.depths(ready), strict=True)}
-
-    def _with_room(self, depths: dict[str, int]) -> dict[str, int]:
-        """Within each sequence's budget and the context."""
-        room = lambda s: min(s.budget, self.limits.context - len(s.tokens)) - 1  # one more token is always drawn
-        return {s.id: min(depths[s.id], room(s)) for s in self.scheduler.running if s.id in depths}
-
     def _lone(self) -> Sequence | None:
         """The only sequence in the engine that has anything to do, if it decodes and somebody might go on without the
         target."""
@@ -413,22 +401,6 @@ class Engine:
         elif len(sequence.chunk.tokens) >= sequence.spec.chunk:
             self._due.append((sequence.id, sequence.emit()))
         return True
-
-    def _draft(self, plan: Plan) -> None:
-        works = [work for work in plan.work if work.lookahead > 0]
-        if not works:
-            return
-        assert self.speculation is not None
-        drafts = self.speculation.propose([Ask(work.sequence, work.lookahead) for work in works])
-        for work, draft in zip(works, drafts, strict=True):
-            work.drafts.extend(self._usable(draft.tokens, work.sequence))
-
-    def _usable(self, draft: list[int], sequence: Sequence) -> list[int]:
-        """Nothing follows a stop token."""
-        for place, token in enumerate(draft):
-            if token in sequence.spec.sampling.stop_ids:
-                return draft[: place + 1]
-        return draft
 
     def _deliver(self, result: Result) -> tuple[list[tuple[Sequence, End]], list[Verified]]:
         """Every sequence takes what it drew, and full chunks are due: who came to an end, what became of drafts."""

@@ -4,15 +4,13 @@ Invariant: what is sent is in the store, too, where an engine that got nothing f
 time, and nothing else. It is counted, and one that breaks `MOST` times in a row is not tried again.
 """
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any
 
-from untail.engine.notice import say_once
 from untail.errors import WeightsError
 from untail.flow.failures import FlowError
-from untail.flow.handle import Handle
+from untail.flow.handle import all_ended
 from untail.flow.worker import OneWorker
+from untail.notice import say_once
 
 MOST = 3
 
@@ -33,7 +31,7 @@ class FarExchange:
         try:
             if self._members != [engine.name for engine in engines]:
                 await self._meet(engines)
-            await _all(self._learner.send_weights(version), *(engine.receive_weights() for engine in engines))
+            await all_ended([self._learner.send_weights(version), *(engine.receive_weights() for engine in engines)])
             self._in_a_row = 0
         except (FlowError, WeightsError) as error:
             self._broke(error)
@@ -50,7 +48,7 @@ class FarExchange:
     async def _meet(self, engines: Sequence[OneWorker]) -> None:
         address = await self._learner.free_address()
         members = [self._learner, *engines]
-        await _all(*(member.join_exchange(address, rank, len(members)) for rank, member in enumerate(members)))
+        await all_ended(member.join_exchange(address, rank, len(members)) for rank, member in enumerate(members))
         self._members = [engine.name for engine in engines]
 
     def _broke(self, error: Exception) -> None:
@@ -62,14 +60,3 @@ class FarExchange:
                 f'flow.weights = "{self._weights}": the exchange broke {MOST} times in a row ({error}); from now on '
                 "weights come from the store"
             )
-
-
-async def _all(*calls: Handle[Any]) -> None:
-    """Once none of them is under way any more; the first failure."""
-    for result in await asyncio.gather(*map(_done, calls), return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-
-
-async def _done(call: Handle[Any]) -> None:
-    await call

@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from untail.engine.notice import say
 from untail.flow.failures import WorkerFailed, WorkerLost
+from untail.flow.handle import all_ended
 from untail.flow.portions import Portions
 from untail.flow.worker import OneWorker, WorkerGroup
 from untail.learn import checkpoint
+from untail.notice import say
 from untail.types import Batch
 
 MOST_LOSSES = 3  # in one update
@@ -108,11 +109,8 @@ class FarLearner:
         say("the learner is lost: another one is started, and goes on from the last update")
         self.portions.forget()
         with self._without():
-            revived = (asyncio.to_thread(worker.revive) for worker in self.ranks)
-            # All have ended before one that failed is tried again: nobody is revived twice at a time.
-            for outcome in await asyncio.gather(*revived, return_exceptions=True):
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            # Before one that failed is tried again: nobody is revived twice at a time.
+            await all_ended(asyncio.to_thread(worker.revive) for worker in self.ranks)
             await asyncio.to_thread(self._meet)
         figures: list[dict[str, float] | None] = await self.ranks.recover(version)
         return figures[0]

@@ -6,7 +6,7 @@ waiter was cancelled, or its time was up) is given to `undo`, if there is one, a
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -111,6 +111,13 @@ def if_cancelled(future: "Future[Any]", then: Callable[[], None]) -> None:
             then()
 
     future.add_done_callback(look)
+
+
+async def all_ended(calls: Iterable[Awaitable[Any]]) -> None:
+    """None of them is under way any more when this returns, or raises the first failure."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def all_of(futures: "Sequence[Future[T]]") -> "Future[list[T]]":

@@ -4,7 +4,6 @@ Invariant: an engine has one device. Engines that share their device with the le
 never wait for it.
 """
 
-import json
 from dataclasses import dataclass
 
 from untail.config import FlowConfig, Recipe
@@ -89,9 +88,8 @@ def _refuse_in_one_process(flow: FlowConfig) -> None:
         value, default = getattr(flow, name), FlowConfig.model_fields[name].default
         if value != default:
             raise ConfigError(
-                f"flow.{name} = {json.dumps(value)} is for engines and a learner in processes of their own, and "
-                f'flow.mode = "local" has them in one; drop it (--set flow.{name}={default}), or take another '
-                "mode"
+                f'flow.{name} = "{value}" is for engines and a learner in processes of their own, and flow.mode = '
+                f'"local" has them in one; drop it (--set flow.{name}={default}), or take another mode'
             )
 
 

@@ -19,7 +19,6 @@ from untail.backends.native import SeatedBackend
 from untail.backends.step_clock import StepClock
 from untail.config import Recipe, RolloutConfig
 from untail.engine.models.load import LoadedModel
-from untail.engine.notice import say
 from untail.errors import ConfigError, UserError
 from untail.flow.ahead import Ahead
 from untail.flow.auto import Auto
@@ -37,6 +36,7 @@ from untail.flow.role_base import Roles, Tables
 from untail.flow.switch import Turns
 from untail.flow.worker import OneWorker, WorkerGroup
 from untail.learn import checkpoint
+from untail.notice import say
 from untail.rollout import memory
 from untail.types import Batch, Event, Group, Prompt, Trajectory
 

@@ -95,7 +95,7 @@ def restore(stage: Stage, state: dict[str, Any]) -> None:
     open_members = [m for group in stage.pool.live.values() for m in group.open]
     members = {_key(member): member for member in [*open_members, *stage.pool.ghosts.values()]}
     for member in members.values():
-        _come_home(member, stage.fleet.slots.engines)
+        _forget_what_is_gone(member, stage.fleet.slots.engines)
         stage.members[member.id] = member
     stage.resting = [members[tuple(key)] for key in state["resting"]]
     stage.parked = [members[tuple(key)] for key in state["parked"]]
@@ -105,8 +105,8 @@ def restore(stage: Stage, state: dict[str, Any]) -> None:
     stage.mechanisms.restore(state["mechanisms"])
 
 
-def _come_home(member: Member, engines: int) -> None:
-    """What was on an engine that there is no more goes on anywhere."""
+def _forget_what_is_gone(member: Member, engines: int) -> None:
+    """What was on an engine that there is no more, or on its way there, goes on anywhere."""
     is_there = lambda engine: engine is not None and engine < engines
     member.engine = member.engine if is_there(member.engine) else None
     member.goes_to = member.goes_to if is_there(member.goes_to) else None

@@ -181,8 +181,8 @@ def test_nothing_is_tried_behind_a_stop_token(decoder):
     )
     engine.add(spec("a", [1, 2], 30, sampling=SamplingParams(1.0, stop_ids=(9,))))
     engine.step()
-    plan = engine.scheduler.plan(engine._depths())
-    engine._draft(plan)
+    plan = engine.scheduler.plan(engine.lookahead.depths())
+    engine.lookahead.draft(plan)
     assert plan.work[0].drafts == [3, 9]
 
 

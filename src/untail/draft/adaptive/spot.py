@@ -26,8 +26,8 @@ from untail.draft.adaptive.head import SEEN, Head
 from untail.draft.adaptive.loss import Look, draft_loss
 from untail.draft.adaptive.model import DraftModel
 from untail.draft.adaptive.target import Target
-from untail.engine.notice import say_once
 from untail.errors import WeightsError
+from untail.notice import say_once
 
 SLICE_SECONDS = 0.05
 AIM = 0.6  # of it: the next slice may find the machine busier than the last one did

@@ -121,8 +121,9 @@ class Bandit(Chooser):
         known = {arm: kept for arm in arms if (kept := self._known_of(arm, context))}
         worths = {arm: _worth(kept) for arm, kept in known.items()}
         trial = max(2, self.config.trial // batch)
-        hopeless = {arm for arm in arms if _is_hopeless(arm, known)}
-        untried = [arm for arm in arms if len(known.get(arm, ())) < TRIES and arm not in hopeless]
+        judged = {arm: worth for arm, worth in worths.items() if len(known[arm]) >= TRIES}
+        hopeless = {arm for arm in arms if _is_hopeless(arm, judged)}
+        untried = [arm for arm in arms if arm not in judged and arm not in hopeless]
         if untried:
             return Pull(context, min(untried, key=lambda arm: (arm.depth, len(known.get(arm, ())))), trial)
         count = self._pulls[context] = self._pulls.get(context, 0) + 1
@@ -188,9 +189,8 @@ def _drafts_paid(known: Rewards) -> bool:
     return any(worth > worths.get(OFF, math.inf) for arm, worth in worths.items() if arm != OFF)
 
 
-def _is_hopeless(arm: Arm, known: Rewards) -> bool:
+def _is_hopeless(arm: Arm, judged: dict[Arm, float]) -> bool:
     """Its drafter did badly at every depth that is known; the smallest, where it costs least, comes first."""
-    judged = {other: _worth(kept) for other, kept in known.items() if len(kept) >= TRIES}
     its = [value for other, value in judged.items() if other.drafter == arm.drafter]
     return bool(its) and max(its) < HOPELESS * max(judged.values())
 

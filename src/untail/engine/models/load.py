@@ -13,8 +13,8 @@ from untail.engine.models.gguf_file import read_gguf
 from untail.engine.models.names import check, copy_in
 from untail.engine.models.shape import Shape
 from untail.engine.models.sources import ModelFiles, find_model
-from untail.engine.notice import say_once
 from untail.errors import ModelError, WeightsError
+from untail.notice import say_once
 from untail.tokenizer import Tokenizer
 
 

@@ -58,7 +58,7 @@ class Sprint(Mechanism, Finish):
         sprinters = needed | view.overdue(after=self.config.soon)
         if step != view.step:
             # With a tight bound nearly all are soon too old: where nobody would make way, new groups need not wait.
-            is_for_all = needed < sprinters == live.keys()
+            is_for_all = sprinters == live.keys() and sprinters != needed
             if is_for_all or not self._pays([live[name] for name in sprinters], view):
                 self._declined = view.step
                 return None

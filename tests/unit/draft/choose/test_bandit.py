@@ -92,23 +92,21 @@ def test_a_hold_up_while_an_arm_is_tried_does_not_cost_it_its_place():
 
 
 def test_a_few_unlucky_pulls_do_not_outweigh_what_contexts_like_it_know():
-    chooser = bandit(depths=(2,), explore=0, explore_last=0)
     good, other = Arm("history", 2), Arm("adaptive", 2)
     like, here = [1, 0, 2], [1, 0, 1]
 
     def pulls(tokens: float, times: int) -> list[list[float]]:
         return [[0, 8, 8 * tokens, 8.0]] * times
 
-    def know(here_good: list[list[float]]) -> None:
+    def chosen(here_good: list[list[float]]) -> Arm:
+        chooser = bandit(depths=(2,), explore=0, explore_last=0)
         arms = [(like, good, pulls(3, 20)), (like, other, pulls(1, 20)), (like, OFF, pulls(1, 20))]
         arms += [(here, good, here_good), (here, other, pulls(2, 2)), (here, OFF, pulls(1, 2))]
         chooser.restore({"rewards": [[context, list(arm), kept] for context, arm, kept in arms], "pulls": []})
+        return chooser.choose(Scene(1, 100, 0.2))
 
-    know(pulls(1, 2))
-    assert chooser.choose(Scene(1, 100, 0.2)) == good
-    chooser._pull = None
-    know(pulls(1, 200))
-    assert chooser.choose(Scene(1, 100, 0.2)) == other, "what it saw itself counts more in the end"
+    assert chosen(pulls(1, 2)) == good
+    assert chosen(pulls(1, 200)) == other, "what it saw itself counts more in the end"
 
 
 def test_batch_sizes_have_arms_of_their_own():

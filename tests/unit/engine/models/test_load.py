@@ -12,8 +12,8 @@ from untail.engine.models.folder import read_shape, save_folder
 from untail.engine.models.load import choose_device, choose_dtype, load_decoder, refuse_if_too_heavy
 from untail.engine.models.shape import Shape
 from untail.engine.models.sources import ModelFiles, find_model
-from untail.engine.notice import say_once
 from untail.errors import ModelError
+from untail.notice import say_once
 
 
 @pytest.fixture

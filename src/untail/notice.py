@@ -1,4 +1,4 @@
-"""What a user should know and need not act on: one line on stderr."""
+"""What a person reads while something goes on: lines on standard error."""
 
 import sys
 from functools import cache
