@@ -237,9 +237,10 @@ class Engine:
     def wake(self) -> None:
         while self.runner.kv is None:
             try:
-                self.runner.allocate()
+                return self.runner.allocate()
             except torch.OutOfMemoryError as error:
-                self._make_room(error)
+                failure = error.with_traceback(None)
+            self._make_room(failure)
 
     def check_integrity(self) -> None:
         """Every block and every sequence is where it should be; raises AssertionError if not."""
@@ -259,7 +260,8 @@ class Engine:
         was_read, before = self.last_step.sequences > 0, replace(self.counts)
         if self.lookahead is not None:  # what came in from ahead has used up some
             depths = self.lookahead.with_room(depths)
-        plan = self.scheduler.plan(depths, runs_elsewhere)
+        gathers = self.ahead is not None and self.ahead.gathers_new()
+        plan = self.scheduler.plan(depths, runs_elsewhere, begins_new=not gathers)
         try:
             self.runner.copy(plan.copies)
             if not plan.work:
@@ -352,8 +354,10 @@ class Engine:
             try:
                 return compute()
             except torch.OutOfMemoryError as error:
-                self._make_room(error)
-                self.wake()
+                # Not here: what a step had in its frames is there for as long as the traceback is.
+                failure = error.with_traceback(None)
+            self._make_room(failure)
+            self.wake()
 
     def _make_room(self, error: Exception) -> None:
         """Out of memory: a smaller KV pool, when `wake` makes it. What was in the old one is computed again."""

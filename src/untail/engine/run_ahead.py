@@ -19,6 +19,8 @@ from untail.engine.scheduler import Plan, Scheduler
 from untail.engine.sequence import Sequence, State
 
 STEPS = 8  # in a launch; two launches may be under way
+ENOUGH = 1 / 4  # of those that run: so many new sequences begin together
+PATIENCE = 8  # launches that they wait for one another at most
 
 
 @dataclass(eq=False)
@@ -66,6 +68,7 @@ class RunAhead:
         self._rows: list[Stay | None] = []
         self._to_write: set[int] = set()  # rows that the device has otherwise
         self._flights: deque[Flight] = deque()
+        self._launches_waited = 0  # by the first new sequence that has a slot
 
     @staticmethod
     def decodes(sequence: Sequence) -> bool:
@@ -100,6 +103,14 @@ class RunAhead:
         for stay in stays:
             stay.ahead += steps
         return True
+
+    def gathers_new(self) -> bool:
+        """New sequences wait until several can begin together: while prompts are filled in nothing runs ahead of the
+        host, which costs everybody about as much as a launch."""
+        new = self.scheduler.could_begin
+        waits = 0 < new < ENOUGH * len(self.scheduler.running) and self._launches_waited < PATIENCE
+        self._launches_waited = self._launches_waited + 1 if waits else 0
+        return waits
 
     def is_loose(self) -> bool:
         """Fewer rows would do, once what is under way has been read."""

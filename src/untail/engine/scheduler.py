@@ -117,18 +117,26 @@ class Scheduler:
             self.returning.appendleft(sequence)
         self.running.clear()
 
+    @property
+    def could_begin(self) -> int:
+        """New sequences that there are slots for."""
+        return min(len(self.new), self.max_seqs - len(self.running)) if self.admits_new else 0
+
     def plan(
-        self, depths: Mapping[str, int] | None = None, is_elsewhere: Callable[[Sequence], bool] = lambda _: False
+        self,
+        depths: Mapping[str, int] | None = None,
+        is_elsewhere: Callable[[Sequence], bool] = lambda _: False,
+        begins_new: bool = True,
     ) -> Plan:
         """`depths`: how many drafts a sequence may carry that has caught up. What `is_elsewhere` gets its slot and no
-        work: somebody else computes it."""
+        work: somebody else computes it. Without `begins_new` new sequences wait for another step."""
         plan = Plan()
-        room = self._plan_known(plan, is_elsewhere)
+        room = self._plan_known(plan, is_elsewhere, begins_new and self.admits_new)
         if depths:
             self._look_ahead(plan, depths, room)
         return plan
 
-    def _plan_known(self, plan: Plan, is_elsewhere: Callable[[Sequence], bool]) -> int:
+    def _plan_known(self, plan: Plan, is_elsewhere: Callable[[Sequence], bool], begins_new: bool) -> int:
         """Tokens that are there to compute; the room that is left for others."""
         room = self.max_batch_tokens
         for sequence in list(self.running):
@@ -139,7 +147,7 @@ class Scheduler:
             if count and sequence.state is State.RUNNING and self._reserve(sequence, count, plan):
                 self._commit(sequence, count, plan)
                 room -= count
-        for queue in (self.returning, self.new) if self.admits_new else (self.returning,):
+        for queue in (self.returning, self.new) if begins_new else (self.returning,):
             while queue and room and len(self.running) < self.max_seqs:
                 planned = self._admit(queue[0], room, plan, is_elsewhere)
                 if planned is None:

@@ -1,5 +1,7 @@
 """The device runs out of memory: the step is taken again beside a smaller KV pool, and nothing is lost."""
 
+import weakref
+
 import pytest
 import torch
 from tests.helpers.running import finish, spec
@@ -46,6 +48,29 @@ def test_in_a_step(decoder, monkeypatch, capsys, calls):
     assert engine.runner.kv.shape[2] == engine.pool.total
     assert engine.counts.sampled == 200
     assert engine.counts.computed - engine.counts.recomputed_after_eviction <= sum(range(20, 25)) + 5 * 39
+
+
+def test_what_the_step_had_is_gone_when_the_smaller_pool_is_made(decoder, monkeypatch):
+    """An error holds its traceback, and that the frames with the step's tensors: the pool would find no memory."""
+    engine, real = start(decoder), Runner.allocate
+    held, was_held = [], []
+
+    def run(plan):
+        monkeypatch.undo()
+        monkeypatch.setattr(Runner, "allocate", allocate)
+        activations = torch.zeros(8)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def allocate(self):
+        was_held.append(held[0]() is not None)
+        if len(was_held) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        real(self)
+
+    monkeypatch.setattr(engine.runner, "run", run)
+    assert len(finish(engine)) == 5
+    assert was_held == [False, False]
 
 
 def test_in_a_launch(decoder, monkeypatch):

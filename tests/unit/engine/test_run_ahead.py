@@ -10,6 +10,7 @@ from untail.config import EngineConfig
 from untail.engine import runner
 from untail.engine.engine import Engine, StepFailed
 from untail.engine.models.names import split_out
+from untail.engine.run_ahead import PATIENCE
 from untail.types import Chunk, SamplingParams
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -60,6 +61,31 @@ def test_chunks_have_the_size_asked_for(decoder, ahead):
     while engine.has_work:
         sizes += [(len(chunk.tokens), chunk.end) for _, chunk in engine.step()]
     assert sizes == [(5, None)] * 4 + [(2, "boundary")]
+
+
+def launches_until_it_begins(engine: Engine, newcomers: int) -> int:
+    for number in range(newcomers):
+        engine.add(spec(f"new{number}", PROMPT, 60))
+    launches = 0
+    while engine.scheduler.new:
+        engine.step()
+        launches += 1
+    return launches - 1  # the last of them lets it begin
+
+
+def test_new_ones_begin_together(decoder, ahead):
+    """To fill in a prompt breaks off what runs ahead: two of eight are worth that at once, one waits for others."""
+
+    def busy(running: int) -> Engine:
+        engine = Engine(decoder, EngineConfig(kv_blocks=256, max_seqs=16))
+        for number in range(running):
+            engine.add(spec(f"x{number}", PROMPT, 200))
+        run(engine, {}, 2)
+        return engine
+
+    assert launches_until_it_begins(busy(running=8), newcomers=2) == 0
+    assert launches_until_it_begins(busy(running=8), newcomers=1) == PATIENCE
+    assert launches_until_it_begins(busy(running=0), newcomers=1) == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
