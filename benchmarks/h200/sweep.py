@@ -37,13 +37,15 @@ def candidates(shape: Shape, rows: int) -> dict[str, list]:
     few = rows <= 4
     return {
         "attention": [(64, 4), (64, 2), (64, 8), (128, 4), (128, 8), (32, 4), (32, 2)],
-        "out": tiles(shape.q_size, shape.hidden, [2, 4, 8] if few else [16], 1, [1, 2, 4, 8], 64 if few else 16),
+        "out": tiles(shape.q_size, shape.hidden, [1, 2, 4, 8] if few else [16], 1, [1, 2, 4, 8], 64 if few else 16),
         "gate_up": tiles(
             shape.hidden, shape.intermediate, [2, 4] if few else [8, 16], 2, [1, 2] if few else [2, 4], 32
         ),
-        "down": tiles(shape.intermediate, shape.hidden, [2, 4] if few else [8, 16], 1, [1, 2] if few else [2, 4], 32),
+        "down": tiles(
+            shape.intermediate, shape.hidden, [1, 2, 4] if few else [8, 16], 1, [1, 2, 4] if few else [2, 4], 32
+        ),
         "head": [Tile(128, *rest) for rest in [(64, 8, 4), (64, 4, 2), (128, 8, 2), (128, 16, 2), (64, 16, 6)]],
-        "qkv": tiles(shape.hidden, shape.head_dim // 2, [2, 4] if few else [4, 8], 2, [1, 2] if few else [2, 4], 32),
+        "qkv": tiles(shape.hidden, shape.head_dim // 2, [1, 2, 4] if few else [4, 8], 2, [1, 2] if few else [2, 4], 32),
     }
 
 

@@ -44,6 +44,16 @@ class Tiling(NamedTuple):
     attention: tuple[int, int]  # keys at once, warps
 
 
+class Programs(NamedTuple):
+    """Of each of a layer's kernels."""
+
+    qkv: int
+    attention: int
+    out: int
+    gate_up: int
+    down: int
+
+
 def power_of_two_in(size: int, most: int) -> int:
     """The largest power of two that divides the size, `most` at most."""
     return min(size & -size, most)
@@ -52,16 +62,22 @@ def power_of_two_in(size: int, most: int) -> int:
 def default_tiling(shape: Shape) -> Tiling:
     """Measured on an H200: programs of one warp with few weight rows, since more of them hide more latency."""
     small, large = shape.hidden <= 1024, shape.hidden >= 3072
+    is_medium = not small and not large
     hidden, inner = power_of_two_in(shape.hidden, 256), power_of_two_in(shape.intermediate, 256)
+    pairs = power_of_two_in(shape.head_dim // 2, 2)
     return Tiling(
-        qkv=Tile(power_of_two_in(shape.head_dim // 2, 2), hidden, 1, 8 if small else 2),
-        out=Tile(power_of_two_in(shape.hidden, 4), power_of_two_in(shape.q_size, 256), 1, 9),
+        qkv=Tile(pairs, power_of_two_in(shape.hidden, 512), 2, 2)
+        if is_medium
+        else Tile(pairs, hidden, 1, 8 if small else 2),
+        out=Tile(1, power_of_two_in(shape.q_size, 512), 1, 2)
+        if is_medium
+        else Tile(power_of_two_in(shape.hidden, 4), power_of_two_in(shape.q_size, 256), 1, 9),
         gate_up=Tile(
             power_of_two_in(shape.intermediate, 4 if small else 2), hidden, 1, 9 if small else 4 if large else 2
         ),
         down=Tile(power_of_two_in(shape.hidden, 2), inner, 1, 6 if small else 8 if large else 4),
         head=Tile(RUN, power_of_two_in(shape.hidden, 64), *((16, 6) if large else (8, 4))),
-        attention=(128, 8) if shape.head_dim <= 64 else (64, 4),
+        attention=(128, 8) if shape.head_dim <= 64 else (64, 8 if is_medium else 4),
     )
 
 
@@ -86,6 +102,8 @@ class FusedStep:
         group = shape.heads // shape.kv_heads
         self.splits = splits or splits_for(rows * shape.kv_heads, state.tables.shape[1] * BLOCK, device)
         self.scratch = Scratch.make(rows, shape.kv_heads, self.splits, rows_for(1, group), shape.head_dim, device)
+        self._programs = self._count_programs()
+        self._held = most_programs(device)
 
     def __call__(self) -> None:
         for number in range(self.decoder.shape.layers):
@@ -100,7 +118,7 @@ class FusedStep:
         source = decoder.embed if number == 0 else self.hidden
         bias = layer.qkv if layer.qkv_bias is None else layer.qkv_bias
         tile = self.tiling.qkv
-        qkv_kernel[(shape.heads + 2 * shape.kv_heads) * (shape.head_dim // 2 // tile.P),](
+        qkv_kernel[self._programs.qkv,](
             source, state.ids, layer.input_norm, layer.qkv, bias, decoder.rope_table, state.positions, state.tables,
             state.live, self.q, keys, values, shape.norm_eps, state.tables.stride(0),
             K=shape.hidden, HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK,
@@ -108,15 +126,31 @@ class FusedStep:
         )  # fmt: skip
         decode_attention(
             self.q, keys, values, self.attended, state.tables, state.positions[: self.rows], self.scratch, self.splits,
-            self.chained, *self.tiling.attention,
+            self.chained, *self.tiling.attention, early=self._is_settled(number),
         )  # fmt: skip
         self._residual(self.attended, layer.out, source, self.tiling.out, gather=number == 0)
         tile = self.tiling.gate_up
-        gate_up_kernel[shape.intermediate // tile.P,](
+        gate_up_kernel[self._programs.gate_up,](
             self.hidden, layer.post_norm, layer.gate_up, self.active, shape.norm_eps,
             K=shape.hidden, N=shape.intermediate, **self._options(tile, shape.hidden),
         )  # fmt: skip
         self._residual(self.active, layer.down, self.hidden, self.tiling.down, gather=False)
+
+    def _is_settled(self, number: int) -> bool:
+        """Where this layer's attention begins, the step before it is over. A kernel begins when all programs of the one
+        before it have begun, and each of these ends only after all kernels before its own: so once more have begun
+        than the device holds, something has ended, and the last step's draw before it."""
+        return number * sum(self._programs) >= self._held
+
+    def _count_programs(self) -> Programs:
+        shape, tiling = self.decoder.shape, self.tiling
+        return Programs(
+            qkv=(shape.heads + 2 * shape.kv_heads) * (shape.head_dim // 2 // tiling.qkv.P),
+            attention=self.rows * shape.kv_heads * self.splits,
+            out=shape.hidden // tiling.out.P,
+            gate_up=shape.intermediate // tiling.gate_up.P,
+            down=shape.hidden // tiling.down.P,
+        )
 
     def _residual(self, x: Tensor, weight: Tensor, residual: Tensor, tile: Tile, gather: bool) -> None:
         residual_kernel[weight.shape[0] // tile.P,](
@@ -267,6 +301,13 @@ def launch_keep(decoder: Decoder, hidden: Tensor, kept: Tensor, state: DecodeSta
         state.tables.stride(0), K=size, BLOCK=1 << (size - 1).bit_length(), PAGE=BLOCK, WIDTH=width, CHAINED=chained,
         num_warps=4, **pdl(chained),
     )  # fmt: skip
+
+
+def most_programs(device: torch.device) -> int:
+    """That a device holds at once. Where there is no GPU, one runs after another."""
+    if device.type != "cuda":
+        return 0
+    return 32 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def pdl(chained: bool) -> dict[str, bool]:

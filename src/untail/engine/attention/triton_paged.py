@@ -59,17 +59,20 @@ def paged_kernel(
     q, keys, values, out, tables, contexts, query_starts, tile_sequences, tile_tokens, partial, sums, arrivals,
     table_stride, scale_log2,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Split s of a tile looks at blocks s, s + SPLITS, ... of KEYS keys: its first is known before the context is.
 
-    With a WIDTH, tile i is sequence i with so many tokens, and `contexts` holds every token's position.
+    With a WIDTH, tile i is sequence i with so many tokens, and `contexts` holds every token's position. EARLY, for a
+    WIDTH of 1: positions and all keys but the token's own are there before the kernel before this one is done.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start(CHAINED)
     row, dim, key = tl.arange(0, ROWS), tl.arange(0, HEAD), tl.arange(0, KEYS)
     key_N = split * KEYS + key
-    wait(CHAINED)
+    if not EARLY:
+        wait(CHAINED)
     if WIDTH:
         sequence, first_token, tokens, begin = tile, 0, WIDTH, tile * WIDTH
         context = tl.load(contexts + tile * WIDTH).to(tl.int32) + WIDTH
@@ -82,6 +85,13 @@ def paged_kernel(
     block_N = tl.load(table + key_N // PAGE, mask=key_N // PAGE < table_stride, other=0)
     place_NH = places(block_N, key_N, kv_head, KV_HEADS, HEAD, PAGE)
     k_NH, v_NH = tl.load(keys + place_NH), tl.load(values + place_NH)
+    if EARLY:
+        own_N = context - 1 + tl.arange(0, 1)
+        own_NH = places(tl.load(table + own_N // PAGE), own_N, kv_head, KV_HEADS, HEAD, PAGE)
+        wait(CHAINED)
+        is_own_NH = (key_N == context - 1)[:, None]
+        k_NH = tl.where(is_own_NH, tl.load(keys + own_NH), k_NH)
+        v_NH = tl.where(is_own_NH, tl.load(values + own_NH), v_NH)
     token_R, head_R = first_token + row // GROUP, kv_head * GROUP + row % GROUP
     is_row_R = (token_R < tokens) & (row < (ROWS // GROUP) * GROUP)
     q_offset_RH = ((begin + token_R) * (KV_HEADS * GROUP) + head_R)[:, None].to(tl.int64) * HEAD + dim[None, :]
@@ -213,25 +223,27 @@ class TritonPaged:
             q_THD.contiguous(), keys, values, out, tiles.tables, tiles.contexts, tiles.query_starts,
             tiles.tile_sequences, tiles.tile_tokens, *self.scratch, tiles.tables.stride(0), scale_log2(head_dim),
             GROUP=self.heads_per_kv, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=tiles.rows, KEYS=KEYS,
-            SPLITS=tiles.splits, WIDTH=0, STAGES=2, CHAINED=False, num_warps=4,
+            SPLITS=tiles.splits, WIDTH=0, STAGES=2, EARLY=False, CHAINED=False, num_warps=4,
         )  # fmt: skip
         return out
 
 
 def decode_attention(
     q_BD: Tensor, keys: Tensor, values: Tensor, out_BD: Tensor, tables: Tensor, positions_B: Tensor, scratch: Scratch,
-    splits: int, chained: bool, keys_at_once: int = KEYS, warps: int = 4, width: int = 1,
+    splits: int, chained: bool, keys_at_once: int = KEYS, warps: int = 4, width: int = 1, early: bool = False,
 ) -> None:  # fmt: skip
-    """`width` tokens of each sequence, keys and values written already; nothing here looks at the host."""
+    """`width` tokens of each sequence, keys and values written already; nothing here looks at the host. `early`: what
+    no kernel that may still run will write, which is all but the token's own key and value, is not waited for."""
     kv_heads, head_dim = keys.shape[-2:]
     group, tiles = q_BD.shape[1] // (kv_heads * head_dim), len(q_BD) // width
     rows = rows_for(width, group)
     assert rows // group >= width, "a tile holds all tokens of a sequence"
+    assert width == 1 or not early, "only one key is new"
     paged_kernel[tiles, kv_heads, splits](
         q_BD, keys, values, out_BD, tables, positions_B, positions_B, positions_B, positions_B, *scratch,
         tables.stride(0), scale_log2(head_dim),
         GROUP=group, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=rows, KEYS=keys_at_once,
-        SPLITS=splits, WIDTH=width, STAGES=2, CHAINED=chained, num_warps=warps,
+        SPLITS=splits, WIDTH=width, STAGES=2, EARLY=early, CHAINED=chained, num_warps=warps,
         **({"launch_pdl": True} if chained else {}),
     )  # fmt: skip
 

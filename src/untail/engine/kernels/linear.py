@@ -18,24 +18,37 @@ from untail.engine.kernels.chain import start, wait
 
 
 @triton.jit
-def block(pointers, begin, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The block of K that begins there; masked only where BLOCK_K does not divide K."""
+def block(pointers, begin, k, K: tl.constexpr, BLOCK_K: tl.constexpr, ONCE: tl.constexpr = False):
+    """The block of K that begins there; masked only where BLOCK_K does not divide K. ONCE, for weights: nobody reads it
+    again in this step, and what others do read shall stay in the cache."""
+    HINT: tl.constexpr = "evict_first" if ONCE else ""
     if K % BLOCK_K == 0:
-        return tl.load(pointers + begin)
+        return tl.load(pointers + begin, eviction_policy=HINT)
     else:
-        return tl.load(pointers + begin, mask=tl.broadcast_to(begin + k < K, pointers.shape), other=0.0)
+        there = tl.broadcast_to(begin + k < K, pointers.shape)
+        return tl.load(pointers + begin, mask=there, other=0.0, eviction_policy=HINT)
+
+
+@triton.jit
+def blocks(pointers, k, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr, ONCE: tl.constexpr = False):
+    """The first COUNT blocks."""
+    out = ()
+    for i in tl.static_range(COUNT):
+        out = out + (block(pointers, i * BLOCK_K, k, K, BLOCK_K, ONCE),)
+    return out
 
 
 @triton.jit
 def product(
-    x, ids, gain, w_PK, weights, eps, k,
-    K: tl.constexpr, M: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr, GATHER: tl.constexpr,
-    NORM: tl.constexpr,
+    x, ids, gain, gains, w_PK, weights, eps, k,
+    K: tl.constexpr, M: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr, GAINS: tl.constexpr,
+    GATHER: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """[M, P] in float32: M rows of x, normed if asked to, times the rows of the weight that `w_PK` points to.
 
-    `weights` are its first EARLY blocks, which the caller sent for before it waited for x; as many stay under way. With
-    GATHER, x is the embedding and ids say which of its rows.
+    `weights` are its first EARLY blocks, which the caller sent for before it waited for x; as many stay under way.
+    `gains` are the first GAINS blocks of the norm's gain, sent for as early. With GATHER, x is the embedding and ids
+    say which of its rows.
     """
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     sums, squares = (), ()
@@ -44,7 +57,7 @@ def product(
         squares = squares + (tl.zeros((BLOCK_K,), tl.float32),)
     for i in tl.static_range(BLOCKS):
         if i + EARLY < BLOCKS:
-            weights = weights + (block(w_PK, (i + EARLY) * BLOCK_K, k[None, :], K, BLOCK_K),)
+            weights = weights + (block(w_PK, (i + EARLY) * BLOCK_K, k[None, :], K, BLOCK_K, ONCE=True),)
         w32_PK = weights[i].to(tl.float32)
         new_sums, new_squares = (), ()
         for m in tl.static_range(M):
@@ -52,7 +65,10 @@ def product(
             x_K = block(x_row, i * BLOCK_K, k, K, BLOCK_K).to(tl.float32)
             if NORM:
                 new_squares = new_squares + (squares[m] + x_K * x_K,)
-                x_K *= block(gain + k, i * BLOCK_K, k, K, BLOCK_K).to(tl.float32)
+                if i < GAINS:
+                    x_K *= gains[i].to(tl.float32)
+                else:
+                    x_K *= block(gain + k, i * BLOCK_K, k, K, BLOCK_K).to(tl.float32)
             new_sums = new_sums + (sums[m] + w32_PK * x_K[None, :],)
         sums, squares = new_sums, new_squares
     out_MP = tl.zeros((M, w_PK.shape[0]), tl.float32)
@@ -84,9 +100,9 @@ def qkv_kernel(
     start(CHAINED)
     k = tl.arange(0, BLOCK_K)
     w_PK = weight + tl.reshape(tl.join(first_P, second_P), (2 * P,))[:, None].to(tl.int64) * K + k[None, :]
-    weights = ()
-    for i in tl.static_range(EARLY):
-        weights = weights + (block(w_PK, i * BLOCK_K, k[None, :], K, BLOCK_K),)
+    weights = blocks(w_PK, k[None, :], K, BLOCK_K, EARLY, ONCE=True)
+    GAINS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    gains = blocks(gain + k, k, K, BLOCK_K, GAINS)
     if BIAS:
         bias_a_P, bias_b_P = tl.load(bias + first_P).to(tl.float32), tl.load(bias + second_P).to(tl.float32)
     wait(CHAINED)
@@ -95,7 +111,7 @@ def qkv_kernel(
     block_M = tl.load(tables + row_M * table_stride + position_M // PAGE).to(tl.int64)
     turn = rope_table + position_M[:, None] * HEAD + dim_P[None, :]
     cos, sin = tl.load(turn).to(tl.float32), tl.load(turn + HALF).to(tl.float32)
-    both_MP = product(x, ids, gain, w_PK, weights, eps, k, K, M, BLOCK_K, EARLY, GATHER, True)
+    both_MP = product(x, ids, gain, gains, w_PK, weights, eps, k, K, M, BLOCK_K, EARLY, GAINS, GATHER, True)
     a, b = tl.split(tl.reshape(both_MP, (M, P, 2)))
     if BIAS:
         a += bias_a_P[None, :]
@@ -127,11 +143,11 @@ def gate_up_kernel(
     start(CHAINED)
     k = tl.arange(0, BLOCK_K)
     w_PK = weight + tl.reshape(tl.join(gate_P, gate_P + N), (2 * P,))[:, None].to(tl.int64) * K + k[None, :]
-    weights = ()
-    for i in tl.static_range(EARLY):
-        weights = weights + (block(w_PK, i * BLOCK_K, k[None, :], K, BLOCK_K),)
+    weights = blocks(w_PK, k[None, :], K, BLOCK_K, EARLY, ONCE=True)
+    GAINS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    gains = blocks(gain + k, k, K, BLOCK_K, GAINS)
     wait(CHAINED)
-    both_MP = product(x, x, gain, w_PK, weights, eps, k, K, M, BLOCK_K, EARLY, False, True)
+    both_MP = product(x, x, gain, gains, w_PK, weights, eps, k, K, M, BLOCK_K, EARLY, GAINS, False, True)
     gate, up = tl.split(tl.reshape(both_MP, (M, P, 2)))
     row_M = tl.arange(0, M)
     value_MP = gate * tl.sigmoid(gate) * up
@@ -149,12 +165,10 @@ def residual_kernel(
     start(CHAINED)
     k = tl.arange(0, BLOCK_K)
     w_PK = weight + column_P[:, None].to(tl.int64) * K + k[None, :]
-    weights = ()
-    for i in tl.static_range(EARLY):
-        weights = weights + (block(w_PK, i * BLOCK_K, k[None, :], K, BLOCK_K),)
+    weights = blocks(w_PK, k[None, :], K, BLOCK_K, EARLY, ONCE=True)
     wait(CHAINED)
     row_M = tl.arange(0, M)
     old_M = tl.load(ids + row_M) if GATHER else row_M.to(tl.int64)
     old_MP = tl.load(residual + old_M[:, None] * N + column_P[None, :]).to(tl.float32)
-    value_MP = old_MP + product(x, x, x, w_PK, weights, 0.0, k, K, M, BLOCK_K, EARLY, False, False)
+    value_MP = old_MP + product(x, x, x, (), w_PK, weights, 0.0, k, K, M, BLOCK_K, EARLY, 0, False, False)
     tl.store(out + row_M[:, None] * N + column_P[None, :], value_MP)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from untail.engine.kernels.chain import start, wait
-from untail.engine.kernels.linear import block, product
+from untail.engine.kernels.linear import blocks, product
 
 RUN = 128
 
@@ -44,11 +44,9 @@ def head_kernel(
     start(CHAINED)
     k = tl.arange(0, BLOCK_K)
     w_RK = weight + tl.minimum(column_R, V - 1)[:, None].to(tl.int64) * K + k[None, :]
-    weights = ()
-    for i in tl.static_range(EARLY):
-        weights = weights + (block(w_RK, i * BLOCK_K, k[None, :], K, BLOCK_K),)
+    weights = blocks(w_RK, k[None, :], K, BLOCK_K, EARLY, ONCE=True)
     wait(CHAINED)
-    logits_MR = product(x, x, gain, w_RK, weights, eps, k, K, M, BLOCK_K, EARLY, False, True)
+    logits_MR = product(x, x, gain, (), w_RK, weights, eps, k, K, M, BLOCK_K, EARLY, 0, False, True)
     logits_MR = tl.where(column_R[None, :] < V, logits_MR, float("-inf"))
     row_M = tl.arange(0, M)
     is_there_R = (column_R < V)[None, :]
