@@ -17,6 +17,7 @@ MODEL_TEXT = "What-the-model-has-said."  # stands for a turn, to see what a chat
 class Tokenizer:
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
+        self._compiled = getattr(tokenizer, "backend_tokenizer", None)
         self.has_chat_template = bool(tokenizer.chat_template)
 
     @classmethod
@@ -44,6 +45,8 @@ class Tokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        if self._compiled is not None:  # what transformers does around it takes longer than the decoding
+            return self._compiled.decode(list(tokens), skip_special_tokens=skip_special)
         return self._tokenizer.decode(
             list(tokens), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
         )

@@ -31,6 +31,7 @@ SMALL_WINDOWS = {
     "collapse": {"window": 16},
     "babble": {"window": 16},
     "recital": {"window": 16},
+    "group_size": {"min": 2},
 }
 
 

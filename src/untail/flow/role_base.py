@@ -117,6 +117,7 @@ class Roles(Judge):
     the two."""
 
     auto: "Auto | None" = None  # what places them, if they may move
+    hands_on_early = False  # `hand_on` does something with a group before its step is over
 
     def __init__(
         self,
@@ -229,7 +230,7 @@ class Roles(Judge):
         return True
 
     async def sample(self, step: int, emit: Emit, version: int, give: Give) -> None:
-        await self.controller.roll_out(step, emit, version, give)
+        await self.controller.roll_out(step, emit, version, give, self.hands_on_early)
 
     async def underway(self) -> list[Group]:
         """What the step left for later ones, if the learner trains such things ahead."""

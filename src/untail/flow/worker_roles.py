@@ -42,6 +42,8 @@ from untail.types import Batch, Event, Group, Prompt, Trajectory
 
 
 class WorkerRoles(Roles):
+    hands_on_early = True
+
     def __init__(
         self,
         recipe: Recipe,

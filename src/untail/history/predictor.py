@@ -5,10 +5,9 @@ Invariant: own history comes before finished siblings, siblings before the task,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import stdev
 from typing import Literal
 
-from untail.history.stats import PromptStats, TaskLengths
+from untail.history.stats import PromptStats, TaskLengths, std_of
 from untail.history.store import History
 from untail.types import Prompt
 
@@ -64,7 +63,8 @@ def _from_own(own: PromptStats) -> Prediction:
 
 def _from_siblings(lengths: Sequence[int]) -> Prediction:
     """The longest so far: the short ones finish first, so that their mean would always be too low."""
-    return Prediction(float(max(lengths)), stdev(lengths) if len(lengths) > 1 else 0.0, len(lengths), "siblings")
+    std = std_of(len(lengths), sum(lengths), sum(length * length for length in lengths))
+    return Prediction(float(max(lengths)), std, len(lengths), "siblings")
 
 
 def _from_task(lengths: TaskLengths) -> Prediction:

@@ -16,7 +16,7 @@ Invariant: the same groups of records in the same order give the same figures to
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -61,14 +61,12 @@ class TaskLengths:
     """All finished lengths of a task, as a count per length: exact, and no larger than the longest response."""
 
     def __init__(self) -> None:
+        self.count = 0
         self._counts: Counter[int] = Counter()
         self._order: tuple[list[int], list[int]] | None = None  # lengths ascending, and how many are up to each
 
-    @property
-    def count(self) -> int:
-        return self._counts.total()
-
-    def take(self, lengths: Iterable[int]) -> None:
+    def take(self, lengths: Collection[int]) -> None:
+        self.count += len(lengths)
         self._counts.update(lengths)
         self._order = None
 
@@ -120,16 +118,19 @@ class Tally:
             self.streak = 0 if successes else self.streak + 1
 
     def stats(self) -> PromptStats:
-        n = self.finished
-        std = math.sqrt((n * self.squares - self.total**2) / (n * (n - 1))) if n > 1 else 0.0
         return PromptStats(
             count=self.count,
-            finished=n,
+            finished=self.finished,
             length_ema=self.ema,
-            length_std=std,
+            length_std=std_of(self.finished, self.total, self.squares),
             length_max=self.longest,
             successes=self.successes,
             failures=self.failures,
             zero_streak=self.streak,
             last_step=self.last_step,
         )
+
+
+def std_of(n: int, total: int, squares: int) -> float:
+    """The standard deviation of a sample of n numbers with that sum, and that sum of squares; 0 with fewer than two."""
+    return math.sqrt((n * squares - total**2) / (n * (n - 1))) if n > 1 else 0.0

@@ -13,17 +13,18 @@ Give = Callable[[Group], object]
 
 
 class Certain:
-    def __init__(self, stage: Stage, give: Give | None):
-        """Without `give` nobody wants them."""
+    def __init__(self, stage: Stage, give: Give | None, early: bool = True):
+        """Without `give` nobody wants them; without `early` nobody before the step closes."""
         self._stage = stage
         self._give = give
+        self._early = early and give is not None
         self._given: set[str] = set()
         self._seen = (0, 0)  # groups ready and under way, when it was last looked
 
     def look(self) -> None:
         """After something has happened."""
         pool = self._stage.pool
-        if self._give is not None and self._seen != (seen := (len(pool.ready), len(pool.live))):
+        if self._early and self._seen != (seen := (len(pool.ready), len(pool.live))):
             self._seen = seen
             self.hand_on(pool.certain(self._stage.batch_size))
 

@@ -64,13 +64,13 @@ class Controller:
         self._next_moves = math.inf
 
     async def roll_out(
-        self, step: int, emit: Emit, version: int | None = None, give: Give | None = None
+        self, step: int, emit: Emit, version: int | None = None, give: Give | None = None, early: bool = True
     ) -> list[Group]:
         """The groups that step `step` is to train, with engines whose weights are of `version` or newer; unset: of
-        step - 1, which the step trains. `emit` hears every event, `give` gets each of these groups as soon as it is
-        certain that it is one of them."""
+        step - 1, which the step trains. `emit` hears every event, `give` gets each of these groups, `early` as soon as
+        it is certain that it is one of them."""
         self.stage.pool.version = step - 1 if version is None else version
-        certain = Certain(self.stage, give)
+        certain = Certain(self.stage, give, early)
         self._begin(step, emit)
         try:
             if not self._closes():

@@ -36,6 +36,9 @@ class State(Enum):
     GONE = "gone"  # cancelled, or its engine failed
 
 
+OPEN = (State.WAITING, State.RUNNING, State.PARKED)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """The lane a member runs in. `share` is the part of all slots that its lane may take; with `stride` no stride
@@ -119,7 +122,7 @@ class Member:
     @property
     def is_open(self) -> bool:
         """It may still get tokens."""
-        return self.state in (State.WAITING, State.RUNNING, State.PARKED)
+        return self.state in OPEN
 
 
 @dataclass(eq=False, slots=True)

@@ -1,6 +1,6 @@
 """What several mechanisms of admission work out alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Generic, TypeVar
 
 from pydantic import Field
@@ -24,6 +24,26 @@ class PerStep(Generic[T]):
         if self._known is None or self._known[0] != view.step:
             self._known = view.step, self._work_out(view)
         return self._known[1]
+
+
+class Replay(Generic[T]):
+    """What can be read again and again from its start, and is worked out only as far as somebody reads."""
+
+    def __init__(self, source: Iterator[T]):
+        self._source = source
+        self._known: list[T] = []
+
+    def __iter__(self) -> Iterator[T]:
+        yield from self._known
+        place = len(self._known)
+        while True:
+            if place == len(self._known):
+                try:
+                    self._known.append(next(self._source))
+                except StopIteration:
+                    return
+            yield self._known[place]
+            place += 1
 
 
 def gain(p: float) -> float:

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from untail.config import PositiveFloat
-from untail.rollout.admit.shared import PerStep, PositiveShare, Share
+from untail.rollout.admit.shared import PerStep, PositiveShare, Replay, Share
 from untail.rollout.admit.vade import Vade
 from untail.rollout.points import MECHANISMS, View
 from untail.types import Prompt
@@ -35,7 +35,7 @@ class Utility(Vade):
         super().__init__(config)
         self.lengths = PerStep(self._lengths)
         self.by_rate = PerStep(self._by_rate)
-        self.at_full_load = PerStep(lambda view: list(self._order(view, 1.0)))
+        self.at_full_load = PerStep(lambda view: Replay(self._order(view, 1.0)))
         self.numbers = PerStep(lambda view: {prompt.id: n for n, (_, prompt) in enumerate(self.drawn.at(view))})
 
     def _places(self, view: View) -> Iterator[Prompt]:

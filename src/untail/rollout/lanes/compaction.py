@@ -1,8 +1,9 @@
 """3.4, compaction: a free slot that no unfinished work waits for gets new work at once.
 
-So many groups start as fill the free slots, as long as those under way and ready stay within `ahead` batches, and the
-KV pool has room: past its watermark new work would only push out what is unfinished. The engines run at their target
-concurrency until then.
+So many groups start as fill the free slots, as long as trajectories that are open or ready stay within `ahead` batches,
+and the KV pool has room: past its watermark new work would only push out what is unfinished. The engines run at their
+target concurrency until then. A group of which one straggler is left counts as that one: with a long tail most groups
+under way are such, and counted whole they would leave the slots empty.
 """
 
 import math
@@ -27,8 +28,9 @@ class Compaction(Mechanism, Lane):
     config: Config
 
     def refill(self, view: View) -> int:
-        if view.kv_used >= self.config.watermark:
-            return 0
         fill = math.ceil((view.concurrency - view.running) / view.group)
-        allowed = math.floor(self.config.ahead * view.wanted) - len(view.groups) - len(view.ready)
+        if not fill or view.kv_used >= self.config.watermark:
+            return 0
+        under_way = view.open / view.group + len(view.ready)
+        allowed = math.floor(self.config.ahead * view.wanted - under_way)
         return max(0, min(fill, allowed))
