@@ -3,9 +3,10 @@ planner's choice.
 
     python benchmarks/modes.py OUT.json [STEPS]
 
-A few steps of one mode are the profile from which each mode's step is predicted; then each mode makes a step in turn,
-so that what else happens on the machine happens to all. `error` is prediction / measurement - 1, `chosen_ratio` what
-the planner's mode takes against the fastest. A device is a core: driver and scorers need their own share of them.
+Steps of one mode are the profile from which each mode's step is predicted, and all modes make the same ones: responses
+grow shorter from step to step. They take their steps in turn, so that what else happens on the machine happens to all.
+`error` is prediction / measurement - 1, `chosen_ratio` what the planner's mode takes against the fastest. A device is a
+core: driver and scorers need their own share of them.
 """
 
 import json
@@ -35,7 +36,7 @@ FEW = ("--set", "validation.prompts=8")
 
 
 def main(out: Path, steps: int) -> None:
-    chosen, predicted = predictions()
+    chosen, predicted = predictions(steps)
     measured = measure(steps)
     fastest = min(measured, key=lambda mode: measured[mode]["step_s"])
     rows = {
@@ -48,11 +49,11 @@ def main(out: Path, steps: int) -> None:
     print(json.dumps(result, indent=1))
 
 
-def predictions() -> tuple[str, dict[str, float]]:
+def predictions(steps: int) -> tuple[str, dict[str, float]]:
     """The planner's row, and each row's seconds. With one learner, hybrid has engines where collocated has."""
     with tempfile.TemporaryDirectory() as folder:
         profile, run = Path(folder) / "profile.json", Path(folder) / "run"
-        untail("train", "grpo", *FEW, "--steps", "6", "--out", str(run), *assignments("collocated"))
+        untail("train", "grpo", *FEW, "--steps", str(steps), "--out", str(run), *assignments("collocated"))
         profile_of_run(run).save(profile)
         recipe = resolved(load_recipe("grpo", {}, [*assignments("auto")[1::2], f"flow.profile={profile}"]))
         with connect("local", devices=DEVICES) as cluster:

@@ -105,4 +105,4 @@ done
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/embodied.py $data/embodied.json 14
 
 # The quickstart in three modes, against what is predicted.
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/modes.py $data/modes.json 12
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/modes.py $data/modes-neoverse.json 8

@@ -5,11 +5,14 @@ python benchmarks/h200/step.py --models 135m 1.5b --rows 1 2 4 8 16 32 64 128 25
 
 import argparse
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from models import SHAPES, random_decoder, read_limit
 
+from untail.engine import fused
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import DecodeState
@@ -17,6 +20,7 @@ from untail.engine.fused import FusedStep, PlainStep, can_fuse
 from untail.engine.models.decoder import Decoder
 
 ROOM = 1024  # tokens that a timed run may move on
+ATTENTION = "decode_attention"  # which is no kernel but what launches it
 
 
 def make_kv(decoder: Decoder, blocks: int) -> torch.Tensor:
@@ -112,6 +116,18 @@ def steps_for(decoder: Decoder, rows: int, chained: bool):
     return makers
 
 
+@contextmanager
+def without(kernel: str) -> Iterator[None]:
+    """A fused step that leaves it out: the rest overlaps as before, so that what is missing is what it cost."""
+    name, real = ATTENTION if kernel == "attention" else f"{kernel}_kernel", vars(fused)
+    left_out, nothing = real[name], lambda *given, **more: None
+    real[name] = nothing if kernel == "attention" else defaultdict(lambda: nothing)
+    try:
+        yield
+    finally:
+        real[name] = left_out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="+", default=["135m", "1.5b"])
@@ -119,6 +135,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--parity", action="store_true")
     parser.add_argument("--unchained", action="store_true")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help="qkv attention residual gate_up head draw: fused alone"
+    )
     args = parser.parse_args()
     with torch.inference_mode():
         for name in args.models:
@@ -132,6 +151,10 @@ def main() -> None:
                         state, blocks = make_state(decoder, rows, args.context)
                         kv = make_kv(decoder, blocks)
                         ms = milliseconds(capture(make(decoder, kv, state, rows)), state, args.context)
+                        for kernel in args.without if kind == "fused" else []:
+                            with without(kernel):
+                                left = milliseconds(capture(make(decoder, kv, state, rows)), state, args.context)
+                            row[f"{kernel}_us"] = 1e3 * (ms - left)
                         row |= {"ms": ms, "tok_s": rows * 1e3 / ms, "limit_share": 1e3 / ms / read_limit(decoder)}
                     except Exception as error:
                         row["error"] = f"{type(error).__name__}: {error}"[:300]

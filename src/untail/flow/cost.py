@@ -218,9 +218,14 @@ class Rollout(Cost):
 
     @cached_property
     def _expected(self) -> npt.NDArray[np.float64]:
-        """The lengths of a whole batch, the longest first."""
+        """The lengths of a whole batch, the longest first: each place's mean over the batches that there were. Who is
+        long is not alone: a prompt's responses are, so that some batches have several of the longest and most none."""
         count = self.batch * self.group
-        return np.quantile(self.lengths, (np.arange(count - 1, -1, -1) + 0.5) / count)
+        batches = len(self.lengths) // count
+        if not batches:
+            return np.quantile(self.lengths, (np.arange(count - 1, -1, -1) + 0.5) / count)
+        latest = np.asarray(self.lengths[-batches * count :], dtype=float).reshape(batches, count)
+        return np.asarray(np.sort(latest, axis=1)[:, ::-1].mean(axis=0))
 
 
 @dataclass(frozen=True)

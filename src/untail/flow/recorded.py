@@ -16,7 +16,7 @@ from untail.errors import DataError
 from untail.flow.profile import Measured, Profile, RoleProfile, RolloutProfile
 from untail.observe.figures import read_events
 from untail.observe.metrics import step_metrics
-from untail.observe.step import LEAVES_ITS_SLOT, TAKES_A_SLOT, StepEvents, covered
+from untail.observe.step import LEAVES_ITS_SLOT, TAKES_A_SLOT, StepEvents
 from untail.types import Event
 
 MOST_LENGTHS = 20_000
@@ -91,7 +91,9 @@ def _role(rows: list[dict[str, Any]], phase: str, devices: int) -> RoleProfile:
 
 
 def _scoring(step: StepEvents) -> Measured:
-    return Measured(devices=1, responses=len(step.all("score")), seconds=covered(step.scoring_spans()))
+    """Responses are scored as they end, beside those that still run: what a step takes for it comes after the last."""
+    over, known = (max((event["t"] for event in step.all(kind)), default=0.0) for kind in ("end", "score"))
+    return Measured(devices=1, responses=len(step.all("score")), seconds=max(0.0, known - over))
 
 
 def step_times(steps: list[StepEvents]) -> list[tuple[float, float]]:

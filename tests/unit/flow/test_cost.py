@@ -84,6 +84,17 @@ def rollout(lengths: list[int], **changes) -> Rollout:
     return Rollout(**{"lengths": lengths, "tau": TAU, "group": 4, "slots": 64, "batch": 16, **changes})
 
 
+def test_a_batch_is_the_mean_of_those_that_there_were():
+    """The long ones of a prompt come together: half of the batches have three of them, the others none."""
+    few = {"group": 2, "batch": 2, "slots": 4}
+    with_long, without = [90, 90, 90, 10], [10, 10, 10, 10]
+    both = rollout(with_long + without, **few)
+    assert both._expected.tolist() == [50, 50, 50, 10]
+    alone = [rollout(lengths, **few).seconds(1, 2) for lengths in (with_long, without)]
+    assert both.seconds(1, 2) == pytest.approx(sum(alone) / 2)
+    assert rollout([5, *with_long, *without], **few)._expected.tolist() == [50, 50, 50, 10]  # the oldest is left over
+
+
 def test_no_number_of_devices_makes_a_rollout_shorter_than_its_longest_response():
     draws = random.Random(0)
     lengths = [1 + int(draws.paretovariate(1.2) * 10) for _ in range(400)]
