@@ -20,7 +20,7 @@ from untail.engine.fused import FusedStep, PlainStep, can_fuse
 from untail.engine.models.decoder import Decoder
 
 ROOM = 1024  # tokens that a timed run may move on
-ATTENTION = "decode_attention"  # which is no kernel but what launches it
+KERNELS = ("qkv", "attention", "residual", "gate_up", "head", "draw")  # of a fused step
 
 
 def make_kv(decoder: Decoder, blocks: int) -> torch.Tensor:
@@ -119,13 +119,14 @@ def steps_for(decoder: Decoder, rows: int, chained: bool):
 @contextmanager
 def without(kernel: str) -> Iterator[None]:
     """A fused step that leaves it out: the rest overlaps as before, so that what is missing is what it cost."""
-    name, real = ATTENTION if kernel == "attention" else f"{kernel}_kernel", vars(fused)
-    left_out, nothing = real[name], lambda *given, **more: None
-    real[name] = nothing if kernel == "attention" else defaultdict(lambda: nothing)
+    nothing = lambda *given, **more: None
+    name = "decode_attention" if kernel == "attention" else f"{kernel}_kernel"
+    real = getattr(fused, name)
+    setattr(fused, name, nothing if kernel == "attention" else defaultdict(lambda: nothing))
     try:
         yield
     finally:
-        real[name] = left_out
+        setattr(fused, name, real)
 
 
 def main() -> None:
@@ -135,9 +136,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--parity", action="store_true")
     parser.add_argument("--unchained", action="store_true")
-    parser.add_argument(
-        "--without", nargs="*", default=[], help="qkv attention residual gate_up head draw: fused alone"
-    )
+    parser.add_argument("--without", nargs="*", default=[], choices=KERNELS, help="what each costs in a fused step")
     args = parser.parse_args()
     with torch.inference_mode():
         for name in args.models:
@@ -151,11 +150,11 @@ def main() -> None:
                         state, blocks = make_state(decoder, rows, args.context)
                         kv = make_kv(decoder, blocks)
                         ms = milliseconds(capture(make(decoder, kv, state, rows)), state, args.context)
+                        row |= {"ms": ms, "tok_s": rows * 1e3 / ms, "limit_share": 1e3 / ms / read_limit(decoder)}
                         for kernel in args.without if kind == "fused" else []:
                             with without(kernel):
                                 left = milliseconds(capture(make(decoder, kv, state, rows)), state, args.context)
                             row[f"{kernel}_us"] = 1e3 * (ms - left)
-                        row |= {"ms": ms, "tok_s": rows * 1e3 / ms, "limit_share": 1e3 / ms / read_limit(decoder)}
                     except Exception as error:
                         row["error"] = f"{type(error).__name__}: {error}"[:300]
                     print(json.dumps(row), flush=True)

@@ -7,6 +7,9 @@ Invariant: a step reads ids, positions, block tables and temperatures from the s
 the drawn tokens and the moved-on state there, and asks the host nothing; so it can be captured as it is. Fused kernels
 are chained where the GPU can (kernels/chain.py). Weights are read at their own addresses: an update in place needs no
 new capture.
+
+Pre: what came before a fused step is over when it begins, as it is where every step is a graph of its own: its
+attention reads positions and earlier keys before it waits for the kernel before it.
 """
 
 from dataclasses import dataclass
@@ -24,6 +27,8 @@ from untail.engine.kernels.sample import RUN, draw_kernel, head_kernel, runs_ker
 from untail.engine.models.decoder import Decoder, project_into
 from untail.engine.models.shape import Shape
 from untail.engine.sequence import STOPS
+
+MOST_GAINS = 2048  # of a norm, that a program holds
 
 
 class Tile(NamedTuple):
@@ -44,23 +49,13 @@ class Tiling(NamedTuple):
     attention: tuple[int, int]  # keys at once, warps
 
 
-class Programs(NamedTuple):
-    """Of each of a layer's kernels."""
-
-    qkv: int
-    attention: int
-    out: int
-    gate_up: int
-    down: int
-
-
 def power_of_two_in(size: int, most: int) -> int:
     """The largest power of two that divides the size, `most` at most."""
     return min(size & -size, most)
 
 
 def default_tiling(shape: Shape) -> Tiling:
-    """Measured on an H200: programs of one warp with few weight rows, since more of them hide more latency."""
+    """Measured on an H200: small programs with few weight rows, since more of them hide more latency."""
     small, large = shape.hidden <= 1024, shape.hidden >= 3072
     is_medium = not small and not large
     hidden, inner = power_of_two_in(shape.hidden, 256), power_of_two_in(shape.intermediate, 256)
@@ -102,8 +97,6 @@ class FusedStep:
         group = shape.heads // shape.kv_heads
         self.splits = splits or splits_for(rows * shape.kv_heads, state.tables.shape[1] * BLOCK, device)
         self.scratch = Scratch.make(rows, shape.kv_heads, self.splits, rows_for(1, group), shape.head_dim, device)
-        self._programs = self._count_programs()
-        self._held = most_programs(device)
 
     def __call__(self) -> None:
         for number in range(self.decoder.shape.layers):
@@ -118,39 +111,24 @@ class FusedStep:
         source = decoder.embed if number == 0 else self.hidden
         bias = layer.qkv if layer.qkv_bias is None else layer.qkv_bias
         tile = self.tiling.qkv
-        qkv_kernel[self._programs.qkv,](
+        qkv_kernel[(shape.heads + 2 * shape.kv_heads) * (shape.head_dim // 2 // tile.P),](
             source, state.ids, layer.input_norm, layer.qkv, bias, decoder.rope_table, state.positions, state.tables,
             state.live, self.q, keys, values, shape.norm_eps, state.tables.stride(0),
             K=shape.hidden, HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK,
-            GATHER=number == 0, BIAS=layer.qkv_bias is not None, **self._options(tile, shape.hidden),
+            GATHER=number == 0, BIAS=layer.qkv_bias is not None, GAINS=self._gains(tile),
+            **self._options(tile, shape.hidden),
         )  # fmt: skip
         decode_attention(
             self.q, keys, values, self.attended, state.tables, state.positions[: self.rows], self.scratch, self.splits,
-            self.chained, *self.tiling.attention, early=self._is_settled(number),
+            self.chained, *self.tiling.attention, early=True,
         )  # fmt: skip
         self._residual(self.attended, layer.out, source, self.tiling.out, gather=number == 0)
         tile = self.tiling.gate_up
-        gate_up_kernel[self._programs.gate_up,](
+        gate_up_kernel[shape.intermediate // tile.P,](
             self.hidden, layer.post_norm, layer.gate_up, self.active, shape.norm_eps,
-            K=shape.hidden, N=shape.intermediate, **self._options(tile, shape.hidden),
+            GAINS=self._gains(tile), K=shape.hidden, N=shape.intermediate, **self._options(tile, shape.hidden),
         )  # fmt: skip
         self._residual(self.active, layer.down, self.hidden, self.tiling.down, gather=False)
-
-    def _is_settled(self, number: int) -> bool:
-        """Where this layer's attention begins, the step before it is over. A kernel begins when all programs of the one
-        before it have begun, and each of these ends only after all kernels before its own: so once more have begun
-        than the device holds, something has ended, and the last step's draw before it."""
-        return number * sum(self._programs) >= self._held
-
-    def _count_programs(self) -> Programs:
-        shape, tiling = self.decoder.shape, self.tiling
-        return Programs(
-            qkv=(shape.heads + 2 * shape.kv_heads) * (shape.head_dim // 2 // tiling.qkv.P),
-            attention=self.rows * shape.kv_heads * self.splits,
-            out=shape.hidden // tiling.out.P,
-            gate_up=shape.intermediate // tiling.gate_up.P,
-            down=shape.hidden // tiling.down.P,
-        )
 
     def _residual(self, x: Tensor, weight: Tensor, residual: Tensor, tile: Tile, gather: bool) -> None:
         residual_kernel[weight.shape[0] // tile.P,](
@@ -167,6 +145,10 @@ class FusedStep:
             self.runs, shape.norm_eps, self.run_count, K=shape.hidden, V=shape.vocab, RUN=RUN, **options,
         )  # fmt: skip
         launch_draw(self.logits, self.runs, state, self.rows, self.chained)
+
+    def _gains(self, tile: Tile) -> int:
+        """Blocks of a norm's gain that are sent for early, as far as registers go."""
+        return min(-(-self.decoder.shape.hidden // tile.block_k), MOST_GAINS // tile.block_k)
 
     def _options(self, tile: Tile, K: int) -> dict[str, Any]:
         return dict(
@@ -301,13 +283,6 @@ def launch_keep(decoder: Decoder, hidden: Tensor, kept: Tensor, state: DecodeSta
         state.tables.stride(0), K=size, BLOCK=1 << (size - 1).bit_length(), PAGE=BLOCK, WIDTH=width, CHAINED=chained,
         num_warps=4, **pdl(chained),
     )  # fmt: skip
-
-
-def most_programs(device: torch.device) -> int:
-    """That a device holds at once. Where there is no GPU, one runs after another."""
-    if device.type != "cuda":
-        return 0
-    return 32 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def pdl(chained: bool) -> dict[str, bool]:

@@ -105,11 +105,15 @@ class RunAhead:
         return True
 
     def gathers_new(self) -> bool:
-        """New sequences wait until several can begin together: while prompts are filled in nothing runs ahead of the
-        host, which costs everybody about as much as a launch."""
-        new = self.scheduler.could_begin
-        waits = 0 < new < ENOUGH * len(self.scheduler.running) and self._launches_waited < PATIENCE
-        self._launches_waited = self._launches_waited + 1 if waits else 0
+        """Whether new sequences are to wait until several can begin together; asked once a step. While prompts are
+        filled in nothing runs ahead of the host, which costs everybody about as much as a launch. Where nothing does
+        anyway, they need not wait."""
+        scheduler, new = self.scheduler, self.scheduler.could_begin
+        if not new:
+            self._launches_waited = 0
+        is_broken_off = not self._flights or scheduler.returning or not all(map(self.decodes, scheduler.running))
+        waits = 0 < new < ENOUGH * len(scheduler.running) and not is_broken_off and self._launches_waited < PATIENCE
+        self._launches_waited += waits
         return waits
 
     def is_loose(self) -> bool:

@@ -38,7 +38,7 @@ def profile_of_run(folder: Path) -> Profile:
     engines = run.get("engines", 1)
     devices = run.get("devices", engines)
     rows = [step_metrics(step.events, run["concurrency"], engines, devices) for step in steps]
-    lengths = [end["tokens"] for step in steps for end in step.all("end") if end["end"] in ("stop", "length")]
+    lengths = [length for step in steps for length in _lengths(step)]
     if not lengths:
         raise DataError(f"no response of the run {folder} came to its own end; there are no lengths to plan with")
     learners = _learners(run)
@@ -90,10 +90,17 @@ def _role(rows: list[dict[str, Any]], phase: str, devices: int) -> RoleProfile:
     return RoleProfile(points=points)
 
 
+def _lengths(step: StepEvents) -> list[int]:
+    """Of whole responses, group by group: in the order in which they end, the short ones would be together."""
+    whole = [end for end in step.all("end") if end["end"] in ("stop", "length")]
+    return [end["tokens"] for end in sorted(whole, key=lambda end: end["id"])]
+
+
 def _scoring(step: StepEvents) -> Measured:
     """Responses are scored as they end, beside those that still run: what a step takes for it comes after the last."""
-    over, known = (max((event["t"] for event in step.all(kind)), default=0.0) for kind in ("end", "score"))
-    return Measured(devices=1, responses=len(step.all("score")), seconds=max(0.0, known - over))
+    scores = [event["t"] for event in step.all("score")]
+    over = max((event["t"] for event in step.all("end")), default=max(scores))
+    return Measured(devices=1, responses=len(scores), seconds=max(0.0, max(scores) - over))
 
 
 def step_times(steps: list[StepEvents]) -> list[tuple[float, float]]:

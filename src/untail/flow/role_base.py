@@ -117,7 +117,6 @@ class Roles(Judge):
     the two."""
 
     auto: "Auto | None" = None  # what places them, if they may move
-    hands_on_early = False  # `hand_on` does something with a group before its step is over
 
     def __init__(
         self,
@@ -147,6 +146,11 @@ class Roles(Judge):
 
     def should_move(self, row: dict[str, Any], steps_left: int) -> bool:
         """After a step with these metrics: a plan would put them elsewhere by now."""
+        return False
+
+    @property
+    def hands_on_early(self) -> bool:
+        """`hand_on` does something with a group before its step is over."""
         return False
 
     def hand_on(self, step: int, group: Group) -> None:

@@ -42,8 +42,6 @@ from untail.types import Batch, Event, Group, Prompt, Trajectory
 
 
 class WorkerRoles(Roles):
-    hands_on_early = True
-
     def __init__(
         self,
         recipe: Recipe,
@@ -250,9 +248,16 @@ class WorkerRoles(Roles):
 
     # ---- the learner ------------------------------------------------------------------------------------------
 
+    @property
+    def hands_on_early(self) -> bool:
+        return self._portion < self.recipe.rollout.prompts
+
+    @property
+    def _portion(self) -> int:
+        return portion_of(self.recipe) if self.auto is None else self.auto.portion
+
     def hand_on(self, step: int, group: Group) -> None:
-        size = portion_of(self.recipe) if self.auto is None else self.auto.portion
-        self.learner.portions.take(step, group, size)
+        self.learner.portions.take(step, group, self._portion)
 
     async def update(self, batch: Batch) -> dict[str, float]:
         if self._ahead is None:

@@ -2,7 +2,9 @@
 
 Source: TLT (arXiv 2511.16665). An arm is held for some steps, a pull, so that bursts of accepted drafts average out;
 it is worth the tokens of its last pulls by their seconds, of which no pull counts for more than twice its usual ones:
-what is accepted comes in bursts, and costs more when it does, but what holds a step up is none of an arm's doing.
+what is accepted comes in bursts, and costs more when it does, but what holds a step up is none of an arm's doing. The
+best is who may be: an arm's tokens differ from step to step, and for as long as it had few of these it gets the benefit
+of the doubt, as in UCB (Auer et al., 2002). Without drafts there is no doubt.
 
 Invariant: nobody drafts for a batch of more than a few before drafts have paid for one of half the size: the larger it
 is, the less they do. Every arm is pulled twice before it is judged, unless its drafter was hopeless at a smaller
@@ -28,8 +30,9 @@ ACCEPTANCES = (0.3, 0.6)
 HOPELESS = 0.5  # of the best one's worth: deeper arms of a drafter that stays below are not tried for a start
 FEW = 15  # sequences for which drafts are tried without further ado
 HELD_UP = 2.0  # times an arm's usual seconds: what a pull takes beyond that does not count
-OTHERS = 64  # steps that what other contexts know of an arm counts for at most
+OTHERS = 256  # steps that what other contexts know of an arm counts for at most
 TRIES = 2  # pulls of an arm before it is judged
+DOUBT = 1.5  # standard errors of its mean that an arm may be better than it has been
 TIE = 0.05  # of the best one's worth: who is behind by less is as good as the best, when it comes to trying
 Chance = Annotated[float, Field(ge=0, le=1)]
 
@@ -44,6 +47,7 @@ class Pulled(NamedTuple):
     when: int  # how many pulls there had been in its context
     steps: float
     tokens: float
+    squares: float  # of each step's tokens, summed up
     seconds: float
 
 
@@ -59,6 +63,7 @@ class Pull:
     left: int  # steps
     steps: int = 0  # that were heard of
     tokens: float = 0.0
+    squares: float = 0.0
     seconds: float = 0.0
 
 
@@ -100,6 +105,7 @@ class Bandit(Chooser):
             return
         pull.steps += 1
         pull.tokens += outcome.emitted
+        pull.squares += outcome.emitted**2
         pull.seconds += outcome.step_s
 
     def state(self) -> dict[str, Any]:
@@ -127,7 +133,7 @@ class Bandit(Chooser):
         if untried:
             return Pull(context, min(untried, key=lambda arm: (arm.depth, len(known.get(arm, ())))), trial)
         count = self._pulls[context] = self._pulls.get(context, 0) + 1
-        best = max(worths, key=lambda arm: worths[arm])
+        best = max(worths, key=lambda arm: worths[arm] * (1 + DOUBT * _error(known[arm])))
         if len(arms) > 1 and self._random.random() < self._explores(count):
             other = self._another([arm for arm in arms if arm != best], worths)
             return Pull(context, other, 2 if other in hopeless else trial)
@@ -145,7 +151,7 @@ class Bandit(Chooser):
     def _remember(self, pull: Pull) -> None:
         now, known = self._pulls.get(pull.context, 0), self._rewards.setdefault(pull.context, {})
         recent = [pulled for pulled in known.get(pull.arm, []) if pulled.when > now - self.config.window]
-        known[pull.arm] = [*recent, Pulled(now, pull.steps, pull.tokens, pull.seconds)]
+        known[pull.arm] = [*recent, Pulled(now, pull.steps, pull.tokens, pull.squares, pull.seconds)]
 
     def _explores(self, count: int) -> float:
         first, last = self.config.explore, self.config.explore_last
@@ -166,12 +172,23 @@ class Bandit(Chooser):
         if not others:
             return own
         steps = min(OTHERS, sum(pulled.steps for pulled in others)) / TRIES
-        as_pull = Pulled(0, steps, steps * _step_tokens(others), steps * _step_seconds(others))
+        each = _step_tokens(others), _step_squares(others), _step_seconds(others)
+        as_pull = Pulled(0, steps, *(steps * amount for amount in each))
         return [as_pull] * TRIES + own
 
 
 def _step_tokens(kept: list[Pulled]) -> float:
     return sum(pulled.tokens for pulled in kept) / sum(pulled.steps for pulled in kept)
+
+
+def _step_squares(kept: list[Pulled]) -> float:
+    return sum(pulled.squares for pulled in kept) / sum(pulled.steps for pulled in kept)
+
+
+def _error(kept: list[Pulled]) -> float:
+    """The standard error of a step's tokens, as a share of their mean."""
+    mean, steps = _step_tokens(kept), sum(pulled.steps for pulled in kept)
+    return math.sqrt(max(0.0, _step_squares(kept) - mean**2) / steps) / mean if mean else 0.0
 
 
 def _step_seconds(kept: list[Pulled]) -> float:

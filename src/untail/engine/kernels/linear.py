@@ -85,7 +85,7 @@ def qkv_kernel(
     x, ids, gain, weight, bias, rope_table, positions, tables, live, q, keys, values, eps, table_stride,
     K: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, P: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr, GATHER: tl.constexpr,
-    BIAS: tl.constexpr, CHAINED: tl.constexpr,
+    BIAS: tl.constexpr, GAINS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Norm, QKV, rotary positions; queries to `q`, keys and values of live tokens to their slots.
 
@@ -101,7 +101,6 @@ def qkv_kernel(
     k = tl.arange(0, BLOCK_K)
     w_PK = weight + tl.reshape(tl.join(first_P, second_P), (2 * P,))[:, None].to(tl.int64) * K + k[None, :]
     weights = blocks(w_PK, k[None, :], K, BLOCK_K, EARLY, ONCE=True)
-    GAINS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     gains = blocks(gain + k, k, K, BLOCK_K, GAINS)
     if BIAS:
         bias_a_P, bias_b_P = tl.load(bias + first_P).to(tl.float32), tl.load(bias + second_P).to(tl.float32)
@@ -136,7 +135,7 @@ def qkv_kernel(
 def gate_up_kernel(
     x, gain, weight, out, eps,
     K: tl.constexpr, N: tl.constexpr, M: tl.constexpr, P: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
-    CHAINED: tl.constexpr,
+    GAINS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of the normed x; gate is the weight's first N rows, up the last N."""
     gate_P = tl.program_id(0) * P + tl.arange(0, P)
@@ -144,7 +143,6 @@ def gate_up_kernel(
     k = tl.arange(0, BLOCK_K)
     w_PK = weight + tl.reshape(tl.join(gate_P, gate_P + N), (2 * P,))[:, None].to(tl.int64) * K + k[None, :]
     weights = blocks(w_PK, k[None, :], K, BLOCK_K, EARLY, ONCE=True)
-    GAINS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     gains = blocks(gain + k, k, K, BLOCK_K, GAINS)
     wait(CHAINED)
     both_MP = product(x, x, gain, gains, w_PK, weights, eps, k, K, M, BLOCK_K, EARLY, GAINS, False, True)

@@ -20,8 +20,8 @@ class Compaction(Mechanism, Lane):
     sections = "3.4"
 
     class Config(Strict):
-        # Batches that may be under way or ready. Each waits for the updates of those before it: more than four would
-        # only grow staler than `rollout.max_staleness` allows by default.
+        # Batches of trajectories that may be open or ready. With more, they would wait the longer for their update; how
+        # old they may become, `rollout.max_staleness` says.
         ahead: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 4.0
         watermark: Annotated[float, Field(gt=0, le=1)] = 0.9  # of the KV pool
 

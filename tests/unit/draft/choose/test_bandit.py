@@ -96,17 +96,32 @@ def test_a_few_unlucky_pulls_do_not_outweigh_what_contexts_like_it_know():
     like, here = [1, 0, 2], [1, 0, 1]
 
     def pulls(tokens: float, times: int) -> list[list[float]]:
-        return [[0, 8, 8 * tokens, 8.0]] * times
+        return [[0, 8, 8 * tokens, 8 * tokens**2, 8.0]] * times
 
     def chosen(here_good: list[list[float]]) -> Arm:
         chooser = bandit(depths=(2,), explore=0, explore_last=0)
         arms = [(like, good, pulls(3, 20)), (like, other, pulls(1, 20)), (like, OFF, pulls(1, 20))]
-        arms += [(here, good, here_good), (here, other, pulls(2, 2)), (here, OFF, pulls(1, 2))]
+        arms += [(here, good, here_good), (here, other, pulls(2, 20)), (here, OFF, pulls(1, 2))]
         chooser.restore({"rewards": [[context, list(arm), kept] for context, arm, kept in arms], "pulls": []})
         return chooser.choose(Scene(1, 100, 0.2))
 
     assert chosen(pulls(1, 2)) == good
     assert chosen(pulls(1, 200)) == other, "what it saw itself counts more in the end"
+
+
+def test_who_differs_from_step_to_step_gets_the_benefit_of_the_doubt():
+    """Half of its steps have one token and half three, and are twice as long as those without drafts and a bit."""
+    drafts = Arm("history", 2)
+
+    def chosen(times: int) -> Arm:
+        chooser = Bandit(Bandit.Config(depths=(2,), explore=0, explore_last=0), ["history"], seed=0)
+        unsteady, steady = [0, 8, 16.0, 40.0, 16.8], [0, 8, 8.0, 8.0, 8.0]
+        known = [[[1, 0, 1], list(drafts), [unsteady] * times], [[1, 0, 1], list(OFF), [steady] * times]]
+        chooser.restore({"rewards": known, "pulls": []})
+        return chooser.choose(Scene(1, 100, 0.2))
+
+    assert chosen(2) == drafts
+    assert chosen(100) == OFF
 
 
 def test_batch_sizes_have_arms_of_their_own():
