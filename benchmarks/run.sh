@@ -79,6 +79,7 @@ done
 # Drafting: strategies by batch size, where SmolLM2 is as sure as a policy in RL and where it is not at all; what the
 # history gives in the second epoch and siblings in the first; a drafter that goes on learning and one that does not.
 $untail bench draft --batch 1 --runs 8 --json | tail -1 > $data/draft.json
+.venv/bin/python benchmarks/rows.py $data/rows-neoverse.json
 $untail bench draft --batch 4,16 --json | tail -1 > $data/draft-more.json
 $untail bench draft --temperature 1 --strategies "history 2,history 8,ngram 2,bandit" --json | tail -1 > $data/draft-hot.json
 .venv/bin/python benchmarks/suffix.py $data/suffix.json
@@ -104,5 +105,8 @@ done
 # A policy against simulators, in the three modes and as planned.
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/embodied.py $data/embodied.json 14
 
-# The quickstart in three modes, against what is predicted.
+# What the host can deal with beside a device that takes no time.
+.venv/bin/python benchmarks/host.py $data/host.json
+
+# The quickstart in three modes, one of them in portions too, against what is predicted; the file names the machine.
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/modes.py $data/modes-neoverse.json 8
