@@ -18,22 +18,27 @@ class Meter:
         self._overrun: Counter[str] = Counter()
         self._most_kv = 0.0  # in this step
         self._kv = [0.0 for _ in backends]  # of each engine, when something was last heard from it
+        self._fullest = 0.0
         self._before = [backend.load() for backend in backends]
 
     def begin(self) -> None:
         self.generated, self._most_kv = 0, 0.0
         self._before = [backend.load() for backend in self.backends]
         self._kv = [load.kv_used for load in self._before]
-        self._most_kv = max(self._kv)
+        self._fullest = self._most_kv = max(self._kv)
 
     def kv_used(self, heard_from: Iterable[int] = ()) -> float:
         """Of the fullest engine. Only those that were heard from are asked: with a thousand engines, asking all of them
         whenever one speaks would take longer than anything else."""
         for engine in heard_from:
-            self._kv[engine] = self.backends[engine].load().kv_used
-        used = max(self._kv)
-        self._most_kv = max(self._most_kv, used)
-        return used
+            before, now = self._kv[engine], self.backends[engine].load().kv_used
+            self._kv[engine] = now
+            if now >= self._fullest:
+                self._fullest = now
+            elif before == self._fullest:
+                self._fullest = max(self._kv)
+        self._most_kv = max(self._most_kv, self._fullest)
+        return self._fullest
 
     def overrun(self, name: str, tokens: int) -> None:
         self._overrun[name] += tokens
