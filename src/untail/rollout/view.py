@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from untail.rollout.live import LiveGroup, State
+from untail.rollout.live import OPEN, LiveGroup, State
 from untail.types import Group, Prompt, stream_key
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LiveView:
 
     @property
     def open(self) -> int:
-        return sum(len(group.open) for group in self.groups)
+        return sum(member.state in OPEN for group in self.groups for member in group.members)
 
     @property
     def groups(self) -> Collection[LiveGroup]:
