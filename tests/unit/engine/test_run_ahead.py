@@ -64,8 +64,9 @@ def test_chunks_have_the_size_asked_for(decoder, ahead):
 
 
 def launches_until_it_begins(engine: Engine, newcomers: int) -> int:
+    there = len(engine.names())
     for number in range(newcomers):
-        engine.add(spec(f"new{number}", PROMPT, 60))
+        engine.add(spec(f"new{there + number}", PROMPT, 200))
     launches = 0
     while engine.scheduler.new:
         engine.step()
@@ -86,6 +87,14 @@ def test_new_ones_begin_together(decoder, ahead):
     assert launches_until_it_begins(busy(running=8), newcomers=2) == 0
     assert launches_until_it_begins(busy(running=8), newcomers=1) == PATIENCE
     assert launches_until_it_begins(busy(running=0), newcomers=1) == 0
+
+
+def test_who_comes_next_is_waited_for_again(decoder, ahead):
+    engine = Engine(decoder, EngineConfig(kv_blocks=256, max_seqs=16))
+    for number in range(12):
+        engine.add(spec(f"x{number}", PROMPT, 400))
+    run(engine, {}, 2)
+    assert [launches_until_it_begins(engine, newcomers=1) for _ in range(2)] == [PATIENCE, PATIENCE]
 
 
 @pytest.mark.parametrize("seed", range(8))

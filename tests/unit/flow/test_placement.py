@@ -24,8 +24,8 @@ def test_nccl_is_refused_where_it_cannot_go(device, placement, on_gpus, said):
 
 
 def test_nccl_goes_between_gpus_of_their_own_and_others_go_anywhere():
-    refuse_nccl(small(flow__mode="disaggregated", flow__weights="nccl"), APART, on_gpus=True)
-    refuse_nccl(small(flow__mode="hybrid", flow__weights="gloo"), SHARED, on_gpus=False)
+    assert refuse_nccl(small(flow__mode="disaggregated", flow__weights="nccl"), APART, on_gpus=True) is None
+    assert refuse_nccl(small(flow__mode="hybrid", flow__weights="gloo"), SHARED, on_gpus=False) is None
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,31 @@ def attend(q_RH, k_NH, v_NH, key_N, position_R, end, most_R, sum_R, out_RH, scal
 
 
 @triton.jit
+def add_up(
+    partial, sums, place, live_splits, is_row_R, row, place_RH,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """All splits of a tile, from where they left their shares: sum and weighted values. Unrolled, so that all loads are
+    on their way together."""
+    most_R = tl.full((ROWS,), float("-inf"), tl.float32)
+    for other in tl.static_range(SPLITS):
+        their_most = sums + (place + other) * 2 * ROWS + row
+        is_there_R = is_row_R & (row * 0 + other < live_splits)
+        most_R = tl.maximum(most_R, tl.load(their_most, mask=is_there_R, other=float("-inf"), cache_modifier=".cg"))
+    most_R = tl.where(most_R == float("-inf"), 0.0, most_R)  # padding
+    sum_R = tl.zeros((ROWS,), tl.float32)
+    out_RH = tl.zeros((ROWS, HEAD), tl.float32)
+    for other in tl.static_range(SPLITS):
+        their_most = sums + (place + other) * 2 * ROWS + row
+        is_there_R = is_row_R & (row * 0 + other < live_splits)
+        share_R = tl.exp2(tl.load(their_most, mask=is_there_R, other=float("-inf"), cache_modifier=".cg") - most_R)
+        sum_R += share_R * tl.load(their_most + ROWS, mask=is_there_R, other=0.0, cache_modifier=".cg")
+        their_out = partial + (place + other).to(tl.int64) * (ROWS * HEAD) + place_RH
+        out_RH += share_R[:, None] * tl.load(their_out, mask=is_there_R[:, None], other=0.0, cache_modifier=".cg")
+    return sum_R, out_RH
+
+
+@triton.jit
 def paged_kernel(
     q, keys, values, out, tables, contexts, query_starts, tile_sequences, tile_tokens, partial, sums, arrivals,
     table_stride, scale_log2,
@@ -89,9 +114,9 @@ def paged_kernel(
         own_N = context - 1 + tl.arange(0, 1)
         own_NH = places(tl.load(table + own_N // PAGE), own_N, kv_head, KV_HEADS, HEAD, PAGE)
         wait(CHAINED)
-        is_own_NH = (key_N == context - 1)[:, None]
-        k_NH = tl.where(is_own_NH, tl.load(keys + own_NH), k_NH)
-        v_NH = tl.where(is_own_NH, tl.load(values + own_NH), v_NH)
+        is_own_N1 = (key_N == own_N)[:, None]
+        k_NH = tl.where(is_own_N1, tl.load(keys + own_NH), k_NH)
+        v_NH = tl.where(is_own_N1, tl.load(values + own_NH), v_NH)
     token_R, head_R = first_token + row // GROUP, kv_head * GROUP + row % GROUP
     is_row_R = (token_R < tokens) & (row < (ROWS // GROUP) * GROUP)
     q_offset_RH = ((begin + token_R) * (KV_HEADS * GROUP) + head_R)[:, None].to(tl.int64) * HEAD + dim[None, :]
@@ -126,21 +151,7 @@ def paged_kernel(
         arrived = tl.atomic_add(arrivals + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
         if arrived < live_splits - 1:
             return
-        most_R = tl.full((ROWS,), float("-inf"), tl.float32)
-        for other in tl.static_range(SPLITS):  # unrolled: all loads are on their way together
-            their_most = sums + (place + other) * 2 * ROWS + row
-            is_there_R = is_row_R & (row * 0 + other < live_splits)
-            most_R = tl.maximum(most_R, tl.load(their_most, mask=is_there_R, other=float("-inf"), cache_modifier=".cg"))
-        most_R = tl.where(most_R == float("-inf"), 0.0, most_R)  # padding
-        sum_R = tl.zeros((ROWS,), tl.float32)
-        out_RH = tl.zeros((ROWS, HEAD), tl.float32)
-        for other in tl.static_range(SPLITS):
-            their_most = sums + (place + other) * 2 * ROWS + row
-            is_there_R = is_row_R & (row * 0 + other < live_splits)
-            share_R = tl.exp2(tl.load(their_most, mask=is_there_R, other=float("-inf"), cache_modifier=".cg") - most_R)
-            sum_R += share_R * tl.load(their_most + ROWS, mask=is_there_R, other=0.0, cache_modifier=".cg")
-            their_out = partial + (place + other).to(tl.int64) * (ROWS * HEAD) + place_RH
-            out_RH += share_R[:, None] * tl.load(their_out, mask=is_there_R[:, None], other=0.0, cache_modifier=".cg")
+        sum_R, out_RH = add_up(partial, sums, place, live_splits, is_row_R, row, place_RH, ROWS, HEAD, SPLITS)
         tl.store(arrivals + tile * KV_HEADS + kv_head, 0)  # ready for the next launch
     tl.store(out + q_offset_RH, out_RH / sum_R[:, None], mask=is_row_R[:, None])
 

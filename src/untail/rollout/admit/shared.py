@@ -1,6 +1,7 @@
 """What several mechanisms of admission work out alike."""
 
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from typing import Annotated, Generic, TypeVar
 
 from pydantic import Field
@@ -34,16 +35,12 @@ class Replay(Generic[T]):
         self._known: list[T] = []
 
     def __iter__(self) -> Iterator[T]:
-        yield from self._known
-        place = len(self._known)
-        while True:
+        for place in count():
             if place == len(self._known):
-                try:
-                    self._known.append(next(self._source))
-                except StopIteration:
+                self._known += islice(self._source, 1)
+                if place == len(self._known):
                     return
             yield self._known[place]
-            place += 1
 
 
 def gain(p: float) -> float:
