@@ -18,6 +18,7 @@ from untail.types import Prompt, Trajectory, prompt_id, stream_key
 
 PROMPT_TOKENS = 256
 ENTROPY = 0.5  # nats, of every token
+VOCAB = 2**17  # of the model that wrote them, though they have no text
 NORMAL = NormalDist()
 
 

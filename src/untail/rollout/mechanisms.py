@@ -210,6 +210,8 @@ class Mechanisms:
     def look(self, member: Member, view: View, stops: bool, off: set[str]) -> Verdict | None:
         """The first verdict; `stops` is whether its patience is over, `off` are reasons that do not count."""
         for mechanism in self.watches:
+            if mechanism.only_stops and not stops:
+                continue
             verdict = _ask(mechanism, "look", member, view)
             if verdict is not None and (verdict.act == "cut" or (stops and verdict.reason not in off)):
                 return verdict

@@ -279,6 +279,8 @@ class Verdict:
 class Watch(ABC):
     """Looks at a running member every `rollout.watch_every` tokens."""
 
+    only_stops: ClassVar[bool] = False  # it need not be asked while the patience lasts
+
     @abstractmethod
     def look(self, member: Member, view: View) -> Verdict | None:
         """Pre: it has at least one token. The controller holds `stop` back until its patience is over."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from untail.backends.laws import Law, make_law, reward_of, sim_prompts
+from untail.backends.laws import VOCAB, Law, make_law, reward_of, sim_prompts
 from untail.backends.sim import SimBackend
 from untail.backends.virtual_loop import run_virtual
 from untail.config import Recipe
@@ -130,6 +130,7 @@ def _controller(recipe: Recipe, scene: Scene, law: Law, backends: list[SimBacken
         recipe.rollout,
         Mechanisms(recipe.mechanisms, recipe.rollout),
         history,
+        vocab=VOCAB,
         seed=scene.seed,
         turns=turns,
     )

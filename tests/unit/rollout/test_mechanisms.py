@@ -298,6 +298,21 @@ def test_a_strider_without_an_answer_leaves_what_is_left():
     assert made(Silent).stride(member(tokens=10, budget=100), FakeView()).tokens == 90
 
 
+def test_who_only_stops_is_not_asked_before_the_patience_is_over():
+    class Asked(stops(1)):
+        only_stops = True
+
+        def look(self, one, view):
+            asked.append(one.id)
+            return super().look(one, view)
+
+    asked: list[str] = []
+    look = made(Asked).look
+    assert look(member(5), FakeView(), False, set()) is None
+    assert not asked
+    assert look(member(5), FakeView(), True, set()).act == "stop"
+
+
 def test_the_first_verdict_that_counts_holds():
     first, second = stops(1, reason="first"), stops(1, reason="second")
     look = made(first, second).look

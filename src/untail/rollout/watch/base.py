@@ -20,6 +20,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Watcher(Mechanism, Watch):
     sections = "4"
     reason: ClassVar[str]
+    only_stops = True
 
     class Config(Strict):
         stopped: Literal["penalty", "group_min", "zero", "mask"] = "penalty"
