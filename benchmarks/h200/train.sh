@@ -3,7 +3,7 @@
 # A short run comes first: what is compiled is kept on disk, and is then no recipe's time.
 set -e
 rows=$1 out=$2
-settings="--model smollm2 --task $rows --set rollout.prompts=64 --set rollout.group=8 --set rollout.max_tokens=${TOKENS:-2048}
+settings="--model smollm2 --task $rows --set rollout.prompts=64 --set rollout.group=8 --set rollout.max_tokens=2048
   --set engine.max_seqs=512 --set engine.kv_gib=40 --set engine.max_batch_tokens=16384 --set engine.context=8192
   --set learn.lr=3e-5 --set validation.prompts=256"
 python -m untail.cli.main train untail $settings --steps 6 --out "$out/warm"
