@@ -16,6 +16,7 @@ import torch
 from untail import __version__
 from untail.errors import UserError
 from untail.flow.channel import Channel
+from untail.flow.given import Given
 from untail.flow.role_base import Roles
 from untail.observe.events import SCHEMA, read_lines
 from untail.observe.interval import mean_interval
@@ -112,7 +113,7 @@ class Training:
 
     async def _step(self, step: int) -> dict[str, Any]:
         begin = self.run.events.size
-        channel: Channel[Group | Event] = Channel()
+        channel: Given = Channel()
         rollout = asyncio.create_task(self.roles.roll_out(step, channel))
         groups = await self._unless_stopped(self._collect(step, channel), rollout)
         self._refuse_if_nothing_was_scored(f"step {step}", [t for group in groups for t in group.trajectories])
@@ -129,14 +130,15 @@ class Training:
         self.show(metrics)
         return metrics
 
-    async def _collect(self, step: int, channel: Channel[Group | Event]) -> list[Group]:
+    async def _collect(self, step: int, channel: Given) -> list[Group]:
         groups = []
         async for item in channel:
             if isinstance(item, Group):
                 groups.append(item)
                 self.roles.hand_on(step, item)
             else:
-                self._write(item)
+                for event in item:
+                    self._write(event)
         return groups
 
     def _step_is_whole(self, step: int) -> None:

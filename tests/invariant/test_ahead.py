@@ -15,6 +15,7 @@ from untail.backends.virtual_loop import run_virtual
 from untail.config import ConfigError
 from untail.flow.ahead import Ahead
 from untail.flow.channel import Channel
+from untail.flow.given import Giver
 from untail.flow.placement import lead_of, refuse_what_cannot_be, staleness_of
 from untail.history.store import History
 from untail.observe.accounts import step_accounts
@@ -43,11 +44,11 @@ async def _run_ahead(recipe, law, steps, update_s, engines, slots, pool, seed) -
     controller = Controller(list(backends), slots, prompts, score, rollout, mechanisms, history, vocab=512, seed=seed)
 
     async def roll_out(step, channel, version):
-        given = []
-        give = lambda group: given.append(group.id) or channel.put(group)
-        batch = await controller.roll_out(step, lambda event: channel.put(event), version, give)
+        giver, given = Giver(channel), []
+        give = lambda group: given.append(group.id) or giver.give(group)
+        batch = await controller.roll_out(step, giver.emit, version, give)
         assert sorted(given) == sorted(group.id for group in batch), "what is handed on early is trained"
-        channel.close()
+        giver.close()
         return True
 
     ahead, taken = Ahead(roll_out, lambda step: None, lead_of(recipe), steps), Steps()
@@ -62,7 +63,7 @@ async def _run_ahead(recipe, law, steps, update_s, engines, slots, pool, seed) -
                 await backend.load_weights(None, step)
                 await backend.resume()
             ahead.published(step)
-            events = [item for item in items if not isinstance(item, Group)]
+            events = [event for item in items if not isinstance(item, Group) for event in item]
             now = backends[0].clock.now()
             taken.events.append([*events, *({"e": kind, "t": now, "step": step} for kind in ("update", "done"))])
             taken.batches.append([item for item in items if isinstance(item, Group)])

@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from untail.flow.channel import Channel
-from untail.types import Event, Group
+from untail.flow.given import Given
 
-Given = Channel[Group | Event]
 RollOut = Callable[[int, Given, int], Awaitable[bool]]
 """Of a step, into a channel, from weights of a version; False if it failed."""
 

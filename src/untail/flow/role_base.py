@@ -21,7 +21,7 @@ from untail.config import Recipe, RolloutConfig
 from untail.draft import build as drafting
 from untail.engine.models.load import LoadedModel
 from untail.errors import UserError
-from untail.flow.channel import Channel
+from untail.flow.given import Given, Giver
 from untail.history import earlier
 from untail.history.store import History
 from untail.learn import checkpoint
@@ -34,7 +34,7 @@ from untail.rollout.mechanisms import Mechanisms
 from untail.rollout.stage import Emit
 from untail.rollout.turns import ChatVoice, Turns, build_environment
 from untail.rollout.validate import validate
-from untail.types import Batch, Event, Group, Prompt, SamplingParams, Trajectory
+from untail.types import Batch, Group, Prompt, SamplingParams, Trajectory
 
 if TYPE_CHECKING:
     from untail.flow.auto import Auto
@@ -214,23 +214,20 @@ class Roles(Judge):
         text = self.model.tokenizer.decode(trajectory.tokens[trajectory.turn_begin :])
         return await self.scorer.partial(trajectory.prompt, text)
 
-    async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
+    async def roll_out(self, step: int, channel: Given) -> None:
         """Events and groups go to the channel as they come, and it is closed in the end; a failure goes the same
         way."""
         await self.roll_out_from(step, channel, step - 1)
 
-    async def roll_out_from(self, step: int, channel: Channel[Group | Event], version: int) -> bool:
+    async def roll_out_from(self, step: int, channel: Given, version: int) -> bool:
         """From weights of this version; False if it failed."""
-
-        def emit(event: Event) -> None:
-            channel.put(event)
-
+        giver = Giver(channel)
         try:
-            await self.sample(step, emit, version, channel.put)
+            await self.sample(step, giver.emit, version, giver.give)
         except Exception as error:
-            channel.close(error)
+            giver.close(error)
             return False
-        channel.close()
+        giver.close()
         return True
 
     async def sample(self, step: int, emit: Emit, version: int, give: Give) -> None:

@@ -22,13 +22,13 @@ from untail.engine.models.load import LoadedModel
 from untail.errors import ConfigError, UserError
 from untail.flow.ahead import Ahead
 from untail.flow.auto import Auto
-from untail.flow.channel import Channel
 from untail.flow.cluster import Cluster
 from untail.flow.engine_worker import EngineWorker, FarSeat, Published
 from untail.flow.failures import WorkerLost
 from untail.flow.far_drafters import FarDrafters
 from untail.flow.far_exchange import FarExchange
 from untail.flow.far_learner import FarLearner
+from untail.flow.given import Given
 from untail.flow.learner_worker import LearnerWorker
 from untail.flow.placement import lead_of, place, refuse_nccl, refuse_what_cannot_be, staleness_of
 from untail.flow.portions import Portions, portion_of
@@ -38,7 +38,7 @@ from untail.flow.worker import OneWorker, WorkerGroup
 from untail.learn import checkpoint
 from untail.notice import say
 from untail.rollout import memory
-from untail.types import Batch, Event, Group, Prompt, Trajectory
+from untail.types import Batch, Group, Prompt, Trajectory
 
 
 class WorkerRoles(Roles):
@@ -228,7 +228,7 @@ class WorkerRoles(Roles):
         await self._engines_come()
         return await super().validate(step, prompts, temperature)
 
-    async def roll_out(self, step: int, channel: Channel[Group | Event]) -> None:
+    async def roll_out(self, step: int, channel: Given) -> None:
         await self._engines_come()
         self._step = step
         if self._ahead is None:
