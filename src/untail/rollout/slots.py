@@ -6,6 +6,7 @@ Invariant: a slot is held by one member at most, and a lane never holds more tha
 import heapq
 import math
 from collections import Counter
+from itertools import compress
 
 from untail.rollout.live import Member, Route
 
@@ -26,8 +27,7 @@ class Slots:
 
     def free_engines(self) -> list[int]:
         """Those with a free slot, the emptiest first."""
-        by_room = sorted(range(len(self._counts)), key=self._counts.__getitem__, reverse=True)
-        return by_room[: sum(map(bool, self._counts))]
+        return sorted(compress(range(self.engines), self._counts), key=self._counts.__getitem__, reverse=True)
 
     def emptiest(self) -> int:
         """The first of them. Pre: there is one."""
