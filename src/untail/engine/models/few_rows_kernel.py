@@ -28,6 +28,7 @@ PAIR = 2  # outputs that are computed side by side, so that a vector of x is rea
 INT, FLOAT, VOID = ir.IntType(64), ir.FloatType(), ir.VoidType()
 VECTOR, FLOATS, BYTES = ir.VectorType(FLOAT, LANES), FLOAT.as_pointer(), ir.IntType(8).as_pointer()
 FLAG = ir.IntType(32)
+Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 ARGUMENTS = Struct("6q")  # addresses of x_RI, weight_OI and out_RO, then I, O, R
 
 
@@ -46,11 +47,15 @@ class Kernel:
         for name, beside in (("one", 1), ("several", PAIR)):
             _product(module, name, beside, [_address(which), _address(of_how_many)])
         self._code = _compile(str(module))
-        self._one, self._several = map(self._code.get_function_address, ("one", "several"))
+        self._one, self._several = (Function(self._code.get_function_address(name)) for name in ("one", "several"))
 
     def __call__(self, x: int, weight: int, out: int, inputs: int, outputs: int, rows: int, threads: int) -> None:
         arguments = ARGUMENTS.pack(x, weight, out, inputs, outputs, rows)
-        self._parallel(self._one if rows == 1 else self._several, arguments, threads, 0)
+        function = self._one if rows == 1 else self._several
+        if threads == 1:
+            function(arguments)  # OpenMP would take as long as all else of a call
+        else:
+            self._parallel(function, arguments, threads, 0)
 
 
 def make_kernel() -> Kernel | None:
