@@ -44,8 +44,8 @@ class Kernel:
         module = ir.Module()
         module.triple = binding.get_default_triple()
         # One row is bound by memory alone, and memory is read fastest in one go.
-        for name, beside in (("one", 1), ("several", PAIR)):
-            _product(module, name, beside, [_address(which), _address(of_how_many)])
+        for name, most, beside in (("one", 1, 1), ("several", GROUP, PAIR)):
+            _product(module, name, most, beside, [_address(which), _address(of_how_many)])
         self._code = _compile(str(module))
         self._one, self._several = (Function(self._code.get_function_address(name)) for name in ("one", "several"))
 
@@ -87,10 +87,10 @@ def _compile(code: str) -> Any:
     return compiled
 
 
-def _product(module: ir.Module, name: str, beside: int, openmp: list[int]) -> None:
-    """A thread's share of the outputs, `beside` at a time, for all rows, a group at a time: what of the matrix the
-    first group has read is still near for the others."""
-    groups = [_group(module, f"{name}_{rows}", rows, beside) for rows in range(1, GROUP + 1)]
+def _product(module: ir.Module, name: str, most: int, beside: int, openmp: list[int]) -> None:
+    """A thread's share of the outputs, `beside` at a time, for all rows, `most` at a time: what of the matrix the
+    first of them have read is still near for the others."""
+    groups = [_group(module, f"{name}_{rows}", rows, beside) for rows in range(1, most + 1)]
     function = ir.Function(module, ir.FunctionType(VOID, [INT.as_pointer()]), name)
     b = ir.IRBuilder(function.append_basic_block())
     given = [b.load(b.gep(function.args[0], [_int(place)])) for place in range(6)]
@@ -102,7 +102,7 @@ def _product(module: ir.Module, name: str, beside: int, openmp: list[int]) -> No
     with _loop(b, begin, end, 1) as block:
         output = b.mul(block, _int(beside))
         some_of_weight = b.gep(weight_OI, [b.mul(output, inputs)])
-        with _loop(b, _int(0), rows, GROUP) as row:
+        with _loop(b, _int(0), rows, most) as row:
             x = b.gep(x_RI, [b.mul(row, inputs)])
             out = b.gep(out_RO, [b.add(b.mul(row, outputs), output)])
             _call_for(b, b.sub(rows, row), groups, [x, some_of_weight, out, inputs, outputs])
