@@ -79,7 +79,7 @@ done
 # Drafting: strategies by batch size, where SmolLM2 is as sure as a policy in RL and where it is not at all; what the
 # history gives in the second epoch and siblings in the first; a drafter that goes on learning and one that does not.
 $untail bench draft --batch 1 --runs 8 --json | tail -1 > $data/draft.json
-.venv/bin/python benchmarks/rows.py $data/rows-neoverse.json
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/rows.py $data/rows-neoverse.json
 $untail bench draft --batch 4,16 --json | tail -1 > $data/draft-more.json
 $untail bench draft --temperature 1 --strategies "history 2,history 8,ngram 2,bandit" --json | tail -1 > $data/draft-hot.json
 .venv/bin/python benchmarks/suffix.py $data/suffix.json

@@ -32,6 +32,7 @@ QUESTIONS = (
 TRIALS = 12  # untimed runs of a strategy that chooses: in training it would have had thousands of steps
 SLICES = 60  # of training of the adaptive drafter on the earlier responses of each batch size
 DRAFTERS: dict[str, Any] = {"history": {}, "adaptive": {"slices": SLICES}, "ngram": {}, "layer_skip": {}}
+LEARNS = "adaptive"
 ARMS = (("history", 2), ("history", 8), ("ngram", 2), ("ngram", 8), ("adaptive", 2), ("layer_skip", 2))
 STRATEGIES: dict[str, DraftConfig] = {
     "off": DraftConfig(),
@@ -125,17 +126,6 @@ class Contender:
         self.untimed = 1 if config.choose["name"] == "first" else TRIALS
         self.speculator: Speculator | None = build(config, seed=0)
         self.engine = Engine(decoder, ENGINE, speculation=self.speculator)
-        if self.speculator is not None:
-            self.speculator.training = build_training(config, decoder)
-
-    def learn(self, work: Work) -> None:
-        """What a run would have taught its drafters by now: the earlier responses."""
-        if self.speculator is None or not self.speculator.training:
-            return
-        for prompt, responses in work.past.items():
-            for response in responses:
-                self.speculator.training.hear_pass(*passed_over(self.engine.decoder, prompt, response))
-        self.speculator.training.after_update()
 
     def seconds(self, work: Work, first_stream: int) -> float:
         for spec in work.specs(first_stream):
@@ -154,6 +144,28 @@ class Contender:
         """Proposals and accepted drafts so far."""
         figures = self.speculator.figures().values() if self.speculator else ()
         return sum(one["proposals"] for one in figures), sum(one["accepted"] for one in figures)
+
+
+class Teacher:
+    """Trains the drafter that learns, once for all who draft with it."""
+
+    def __init__(self, contenders: list[Contender], decoder: Decoder):
+        speculators = [contender.speculator for contender in contenders if contender.speculator is not None]
+        self.pupils = [speculator for speculator in speculators if LEARNS in speculator.drafters]
+        self.decoder = decoder
+        self.training = build_training(DraftConfig(drafters={LEARNS: DRAFTERS[LEARNS]}), decoder)
+
+    def teach(self, work: Work) -> None:
+        """What a run would have taught it by now: the earlier responses."""
+        if not self.pupils:
+            return
+        for prompt, responses in work.past.items():
+            for response in responses:
+                self.training.hear_pass(*passed_over(self.decoder, prompt, response))
+        self.training.after_update()
+        learned = self.training.fresh()
+        for speculator in self.pupils:
+            speculator.load(learned)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def bench_draft(
 
     At temperature 0.3 SmolLM2 is about as sure of its tokens as a reasoning model in RL, and drafts from its history
     are accepted about as often as RhymeRL publishes. At 1 its tokens have 2 nats of entropy: nobody can guess them."""
-    from untail.bench.draft import Contender, chosen, compare, make_work, question_prompts, rows, sizes
+    from untail.bench.draft import Contender, Teacher, chosen, compare, make_work, question_prompts, rows, sizes
     from untail.engine.models.load import load_model
 
     configs, batches = chosen(strategies), sizes(batch)
@@ -101,11 +101,10 @@ def bench_draft(
         raise UserError(f"--length {length}: with its prompt a response has to fit into {model}'s {context} tokens")
     say("first, untimed: the epoch before, and what choosers try")
     contenders = [Contender(name, loaded.decoder, config) for name, config in configs.items()]
-    table = []
+    teacher, table = Teacher(contenders, loaded.decoder), []
     for size in batches:
         work = make_work(loaded.decoder, prompts, size, length, temperature)
-        for contender in contenders:
-            contender.learn(work)
+        teacher.teach(work)
         timings: dict[str, list[tuple[float, float]]] = {name: [] for name in configs}
         for name, seconds, accept_len in compare(contenders, work, runs):
             timings[name].append((seconds, accept_len))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from untail.draft.adaptive.target import Target
 from untail.engine.attention.base import Attention
+from untail.engine.models.few_rows import linear
 from untail.engine.models.rope import rotate
 from untail.engine.models.shape import Shape
 
@@ -62,16 +63,16 @@ class DraftModel(nn.Module):
     def forward(self, embedded_TD: Tensor, hidden_TD: Tensor, turn: Turn, attention: Attention) -> Tensor:
         """The guess of each row's next hidden state, [T, D]."""
         x_TD = self._join(embedded_TD, hidden_TD)
-        q, k, v = F.linear(x_TD, self.qkv).view(len(x_TD), -1, self.shape.head_dim).split(self._heads, dim=1)
-        x_TD = x_TD + F.linear(attention(0, rotate(q, *turn), rotate(k, *turn), v), self.out)
+        q, k, v = linear(x_TD, self.qkv).view(len(x_TD), -1, self.shape.head_dim).split(self._heads, dim=1)
+        x_TD = x_TD + linear(attention(0, rotate(q, *turn), rotate(k, *turn), v), self.out)
         normed = F.rms_norm(x_TD, self.post_norm.shape, self.post_norm, self.shape.norm_eps)
-        gate, up = F.linear(normed, self.gate_up).chunk(2, dim=-1)
-        return x_TD + F.linear(F.silu(gate) * up, self.down)
+        gate, up = linear(normed, self.gate_up).chunk(2, dim=-1)
+        return x_TD + linear(F.silu(gate) * up, self.down)
 
     def keys_values(self, embedded_TD: Tensor, hidden_TD: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         """Of rows that are looked at and whose guess nobody wants, [T, K, D] each."""
         x_TD, shape = self._join(embedded_TD, hidden_TD), self.shape
-        kv = F.linear(x_TD, self.qkv[shape.q_size :]).view(len(x_TD), 2 * shape.kv_heads, shape.head_dim)
+        kv = linear(x_TD, self.qkv[shape.q_size :]).view(len(x_TD), 2 * shape.kv_heads, shape.head_dim)
         k, v = kv.chunk(2, dim=1)
         return rotate(k, *turn), v
 
@@ -80,7 +81,7 @@ class DraftModel(nn.Module):
         return self.shape.heads, self.shape.kv_heads, self.shape.kv_heads
 
     def _join(self, embedded_TD: Tensor, hidden_TD: Tensor) -> Tensor:
-        return F.linear(torch.cat((embedded_TD, hidden_TD), dim=-1), self.fc)
+        return linear(torch.cat((embedded_TD, hidden_TD), dim=-1), self.fc)
 
 
 def turn_of(target: Target, positions_T: Tensor, dtype: torch.dtype) -> Turn:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from untail.engine.attention.base import Attention
+from untail.engine.models.few_rows import linear
 from untail.engine.models.rope import cos_sin_table, rotate
 from untail.engine.models.shape import Shape
 
@@ -108,7 +109,7 @@ class Decoder(nn.Module):
     def qkv(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A layer's queries, keys and values, rotated."""
         layer, shape = self._layers[number], self.shape
-        qkv = F.linear(self.rms(hidden_TD, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = linear(self.rms(hidden_TD, layer.input_norm), layer.qkv, layer.qkv_bias)
         qkv = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
@@ -121,9 +122,9 @@ class Decoder(nn.Module):
     def after_attention(self, number: int, hidden_TD: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: what attention found is added, then the feed-forward."""
         layer = self._layers[number]
-        hidden_TD = hidden_TD + F.linear(attended, layer.out)
-        gate, up = F.linear(self.rms(hidden_TD, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
-        return hidden_TD + F.linear(F.silu(gate) * up, layer.down)
+        hidden_TD = hidden_TD + linear(attended, layer.out)
+        gate, up = linear(self.rms(hidden_TD, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
+        return hidden_TD + linear(F.silu(gate) * up, layer.down)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         return project(hidden_RD, self.output_weight)
@@ -140,7 +141,7 @@ def project(hidden_RD: Tensor, weight_VD: Tensor) -> Tensor:
     """Logits. A GPU sums in float32 and leaves it at that: rounded to bf16, those of 16 to 32 are off by up to 0.06."""
     if hidden_RD.is_cuda and hidden_RD.dtype in (torch.bfloat16, torch.float16) and not hidden_RD.requires_grad:
         return torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32)
-    return F.linear(hidden_RD, weight_VD)
+    return linear(hidden_RD, weight_VD)
 
 
 def project_into(out_RV: Tensor, hidden_RD: Tensor, weight_VD: Tensor) -> None:

@@ -1,0 +1,121 @@
+"""Products of a few rows: what is ours is right, whatever rows are beside one, and in threads; the rest is torch's."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from untail.engine.models import few_rows
+from untail.engine.models.few_rows import LEAST, MOST, is_ours, linear
+
+needs_arm = pytest.mark.skipif(not few_rows.IS_ARM, reason="the kernel is for Arm CPUs")
+INPUTS, OUTPUTS = 512, 514
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def matrix():
+    return torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0))
+
+
+def some_rows(count: int) -> torch.Tensor:
+    return torch.randn(count, INPUTS, generator=torch.Generator().manual_seed(1))
+
+
+@needs_arm
+@pytest.mark.parametrize("rows", range(1, MOST + 1))
+def test_a_product_is_right_to_float32s_precision(matrix, rows):
+    x, bias = some_rows(rows), torch.randn(OUTPUTS)
+    assert is_ours(x, matrix)
+    exact = F.linear(x.double(), matrix.double(), bias.double())
+    # The error of a sum in float32 grows with the sum of what is added up, not with what it comes to.
+    allowed = 1e-6 * F.linear(x.double().abs(), matrix.double().abs(), bias.double().abs())
+    assert ((linear(x, matrix, bias) - exact).abs() <= allowed).all()
+
+
+@needs_arm
+def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it(matrix):
+    x = some_rows(MOST)
+    alone = torch.cat([linear(x[row : row + 1], matrix) for row in range(MOST)])
+    for count in range(1, MOST + 1):
+        assert torch.equal(linear(x[:count], matrix), alone[:count])
+        assert torch.equal(linear(x[-count:], matrix), alone[-count:])
+
+
+@needs_arm
+def test_rows_need_not_lie_side_by_side(matrix):
+    x = some_rows(6)
+    apart = torch.cat((x, x), dim=1)[:, :INPUTS]
+    assert not apart.is_contiguous()
+    assert torch.equal(linear(apart, matrix), linear(x, matrix))
+
+
+@needs_arm
+def test_threads_change_nothing(matrix):
+    x, before = some_rows(5), torch.get_num_threads()
+    alone = linear(x, matrix)
+    try:
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(linear(x, matrix), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_arm
+def test_several_threads_may_multiply_at_once(matrix):
+    inputs = [some_rows(1 + number % 9) * (1 + number) for number in range(64)]
+    expected = [linear(x, matrix) for x in inputs]
+
+    def multiply(x):
+        with torch.no_grad():
+            return linear(x, matrix)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(torch.equal, pool.map(multiply, inputs), expected))
+
+
+@pytest.mark.parametrize(
+    "case", ["gradients", "many rows", "no rows", "another dtype", "small", "odd inputs", "transposed", "more axes"]
+)
+def test_what_is_not_ours_is_torchs(matrix, case):
+    x, weight = some_rows(3), matrix
+    match case:
+        case "many rows":
+            x = some_rows(MOST + 1)
+        case "no rows":
+            x = x[:0]
+        case "another dtype":
+            x, weight = x.bfloat16(), weight.bfloat16()
+        case "small":
+            weight = matrix[: LEAST // INPUTS - 1]
+        case "odd inputs":
+            x, weight = x[:, :-1], torch.randn(1024, INPUTS - 1)
+        case "transposed":
+            weight = torch.randn(INPUTS, OUTPUTS).T
+        case "more axes":
+            x = x[None]
+    with torch.set_grad_enabled(case == "gradients"):
+        assert not is_ours(x, weight)
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
+
+
+def test_without_torchs_threads_torch_multiplies(matrix, monkeypatch):
+    monkeypatch.setattr(few_rows, "_kernel", lambda: None)
+    x = some_rows(3)
+    assert torch.equal(linear(x, matrix), F.linear(x, matrix))
+
+
+def test_a_small_model_never_loads_llvm():
+    code = "import sys, torch; from untail.engine.models import decoder; torch.set_grad_enabled(False); "
+    code += "decoder.linear(torch.ones(2, 128), torch.ones(688, 128)); print('llvmlite' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
