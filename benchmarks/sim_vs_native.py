@@ -14,7 +14,7 @@ from functools import partial
 from statistics import median
 
 from untail.backends.base import Backend
-from untail.backends.laws import ENTROPY, Draw, Law, sim_prompts
+from untail.backends.laws import ENTROPY, VOCAB, Draw, Law, sim_prompts
 from untail.backends.native import NativeBackend
 from untail.backends.sim import SimBackend, SimConfig
 from untail.backends.virtual_loop import run_virtual
@@ -54,7 +54,9 @@ async def score(trajectory: Trajectory) -> Score:
 def controller_of(recipe: Recipe, backend: Backend, prompts: list[Prompt], slots: int, **about: object) -> Controller:
     history = History.open(None, "bench", "bench")
     mechanisms = Mechanisms(recipe.mechanisms, recipe.rollout)
-    return Controller([backend], slots, prompts, score, recipe.rollout, mechanisms, history, seed=recipe.seed, **about)  # type: ignore[arg-type]
+    return Controller(
+        [backend], slots, prompts, score, recipe.rollout, mechanisms, history, VOCAB, seed=recipe.seed, **about
+    )  # type: ignore[arg-type]
 
 
 async def rolled_out(controller: Controller, step: int) -> tuple[list[Group], StepEvents]:

@@ -119,6 +119,7 @@ def test_a_batch_in_portions_comes_to_the_same_also_where_the_learner_dies_with_
     check_books(outcome)
 
 
+@pytest.mark.slow
 @TWO_CORES
 def test_a_learner_of_two_ranks_survives_the_loss_of_either(tmp_path):
     flow = {"flow__mode": "collocated", "flow__devices": 2, "flow__learner_devices": 2}

@@ -60,6 +60,7 @@ FORKS = [
 ]
 
 
+@pytest.mark.slow
 def test_copies_come_back_from_a_checkpoint(tmp_path):
     """A recipe that prunes, forks, scores partial texts and defers is the same run when it is resumed."""
     outcome = untail("train", "grpo", *BUSY, *FORKS, "--out", tmp_path / "whole")

@@ -178,6 +178,7 @@ def test_a_real_run_from_a_real_training(chromium, trained):
         assert page.locator("#timeline .barlayer .point").count() >= 16
 
 
+@pytest.mark.slow
 def test_fifty_steps_of_three_recipes_fit_in_15_megabytes(chromium, tmp_path):
     """50 steps of 256 responses, no two texts the same, and that three times."""
     run = Lively(slots=128, groups=32, size=8)

@@ -43,3 +43,14 @@ def test_bench_train_compares_with_trl():
     outcome = untail("bench", "train", "--prompts=4", "--group=4", "--max-tokens=64", "--runs=1", "--json")
     assert outcome.code == 0, outcome.err
     assert {row["system"] for row in outcome.json["rows"]} == {"untail", "trl"}
+
+
+def test_bench_draft_compares_strategies():
+    options = ["--model=tiny", "--batch=2", "--length=12", "--runs=1", "--strategies=history 2,adaptive 2,bandit"]
+    outcome = untail("bench", "draft", *options, "--json")
+    assert outcome.code == 0, outcome.err
+    rows = {row["strategy"]: row for row in outcome.json["rows"]}
+    assert list(rows) == ["off", "history 2", "adaptive 2", "bandit"]
+    assert all(row["tok_s"] > 0 and row["batch"] == 2 for row in rows.values())
+    assert rows["off"]["accept_len"] == 0
+    assert rows["adaptive 2"]["accept_len"] > 0

@@ -66,7 +66,7 @@ async def native_controller(
     history = history or History.open(None, "tiny", "tiny")
     controller = Controller(
         list(backends), config.max_seqs, list(arithmetic()), odd_lengths_win, recipe.rollout,
-        mechanisms_of(recipe, extra), history, shared.shape.eos_ids, shared.shape.vocab, seed, turns=turns,
+        mechanisms_of(recipe, extra), history, shared.shape.vocab, shared.shape.eos_ids, seed, turns=turns,
     )  # fmt: skip
     try:
         yield controller

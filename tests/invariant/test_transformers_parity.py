@@ -63,6 +63,7 @@ def test_rope_kinds(rope, tmp_path):
     assert_same(decoder, PROMPTS[1], expected, finish(engine)["a"].tokens, f"rope {rope.kind}")
 
 
+@pytest.mark.slow
 def test_smollm2(smollm2):
     """The weights as transformers itself reads them from the GGUF, so that our reader is compared too."""
     from transformers import AutoModelForCausalLM, GgufConfig

@@ -32,7 +32,6 @@ QUESTIONS = (
 TRIALS = 12  # untimed runs of a strategy that chooses: in training it would have had thousands of steps
 SLICES = 60  # of training of the adaptive drafter on the earlier responses of each batch size
 DRAFTERS: dict[str, Any] = {"history": {}, "adaptive": {"slices": SLICES}, "ngram": {}, "layer_skip": {}}
-LEARNS = "adaptive"
 ARMS = (("history", 2), ("history", 8), ("ngram", 2), ("ngram", 8), ("adaptive", 2), ("layer_skip", 2))
 STRATEGIES: dict[str, DraftConfig] = {
     "off": DraftConfig(),
@@ -147,25 +146,28 @@ class Contender:
 
 
 class Teacher:
-    """Trains the drafter that learns, once for all who draft with it."""
+    """Trains what learns, once for all who draft with it."""
 
     def __init__(self, contenders: list[Contender], decoder: Decoder):
-        speculators = [contender.speculator for contender in contenders if contender.speculator is not None]
-        self.pupils = [speculator for speculator in speculators if LEARNS in speculator.drafters]
         self.decoder = decoder
-        self.training = build_training(DraftConfig(drafters={LEARNS: DRAFTERS[LEARNS]}), decoder)
+        self.speculators = [contender.speculator for contender in contenders if contender.speculator is not None]
+        used = {name for speculator in self.speculators for name in speculator.drafters}
+        config = DraftConfig(drafters={name: table for name, table in DRAFTERS.items() if name in used})
+        self.training = build_training(config, decoder)
 
     def teach(self, work: Work) -> None:
         """What a run would have taught it by now: the earlier responses."""
-        if not self.pupils:
+        if not self.training:
             return
         for prompt, responses in work.past.items():
             for response in responses:
                 self.training.hear_pass(*passed_over(self.decoder, prompt, response))
         self.training.after_update()
         learned = self.training.fresh()
-        for speculator in self.pupils:
-            speculator.load(learned)
+        if set(learned) != set(self.training.trainers):
+            raise RuntimeError(f"of {', '.join(self.training.trainers)} only {', '.join(learned) or 'nobody'} learned")
+        for speculator in self.speculators:
+            speculator.load({name: own for name, own in learned.items() if name in speculator.drafters})
 
 
 @dataclass(frozen=True)

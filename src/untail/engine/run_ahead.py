@@ -68,8 +68,7 @@ class RunAhead:
         self._rows: list[Stay | None] = []
         self._to_write: set[int] = set()  # rows that the device has otherwise
         self._flights: deque[Flight] = deque()
-        self._first_new: Sequence | None = None
-        self._launches_waited = 0  # by that one, though there was a slot for it
+        self._launches_waited = 0  # since new sequences last began, though there was a slot
 
     @staticmethod
     def decodes(sequence: Sequence) -> bool:
@@ -110,15 +109,10 @@ class RunAhead:
         filled in nothing runs ahead of the host, which costs everybody about as much as a launch. Where nothing does
         anyway, they need not wait."""
         scheduler, new = self.scheduler, self.scheduler.could_begin
-        if not 0 < new < ENOUGH * len(scheduler.running):
-            return False
-        if scheduler.new[0] is not self._first_new:
-            self._first_new, self._launches_waited = scheduler.new[0], 0
         is_broken_off = not self._flights or scheduler.returning or not all(map(self.decodes, scheduler.running))
-        if is_broken_off or self._launches_waited == PATIENCE:
-            return False
-        self._launches_waited += 1
-        return True
+        waits = 0 < new < ENOUGH * len(scheduler.running) and not is_broken_off and self._launches_waited < PATIENCE
+        self._launches_waited = self._launches_waited + 1 if waits else 0
+        return waits
 
     def is_loose(self) -> bool:
         """Fewer rows would do, once what is under way has been read."""

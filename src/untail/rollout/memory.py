@@ -15,7 +15,7 @@ from untail.rollout.stage import Stage
 from untail.types import Group, Prompt, Segment, Trajectory
 
 PLAN = ("size", "keep", "budget", "priority", "truncated_reward")
-TRAJECTORY = tuple(field.name for field in fields(Trajectory))
+TRAJECTORY, SEGMENT = (tuple(field.name for field in fields(of)) for of in (Trajectory, Segment))
 MEMBER = (
     "serial",
     "started",
@@ -156,7 +156,7 @@ def _load_member(saved: dict[str, Any], group: LiveGroup, prompts: dict[str, Pro
 
 def _save_trajectory(trajectory: Trajectory) -> dict[str, Any]:
     columns = {name: _as_it_is(getattr(trajectory, name)) for name in TRAJECTORY}
-    segments = [{"begin": segment.begin, "end": segment.end, "why": segment.why} for segment in trajectory.segments]
+    segments = [{name: getattr(segment, name) for name in SEGMENT} for segment in trajectory.segments]
     return {**columns, "prompt": trajectory.prompt.id, "segments": segments}
 
 

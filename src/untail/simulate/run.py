@@ -30,7 +30,6 @@ ACCEPTANCE = 0.7  # of the drafts of a recipe that has any: RhymeRL publishes 65
 class SimVoice:
     """A simulated model says nothing, and takes any reply for a few tokens."""
 
-    vocab = 2
     reply_tokens = 32
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -121,7 +120,7 @@ def _controller(recipe: Recipe, scene: Scene, law: Law, backends: list[SimBacken
     turns = None
     if environment is not None:
         kv_tokens = scene.engine.kv_tokens
-        turns = Turns(environment, SimVoice(), score, backends[0].clock, kv_tokens, SimVoice.vocab, scene.seed)
+        turns = Turns(environment, SimVoice(), score, backends[0].clock, kv_tokens, VOCAB, scene.seed)
     return Controller(
         list(backends),
         scene.engine.slots,
@@ -130,7 +129,7 @@ def _controller(recipe: Recipe, scene: Scene, law: Law, backends: list[SimBacken
         recipe.rollout,
         Mechanisms(recipe.mechanisms, recipe.rollout),
         history,
-        vocab=VOCAB,
+        VOCAB,
         seed=scene.seed,
         turns=turns,
     )

@@ -14,19 +14,22 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from untail.notice import say_once
 
 if TYPE_CHECKING:
     from untail.engine.models.few_rows_kernel import Kernel
 
-MOST = 24  # rows; from 32 on torch is about as fast
+MOST = 24  # rows; at 32 torch is about as fast
 LEAST = 2**18  # numbers in a matrix; a smaller one stays in a cache
-OUTPUTS, INPUTS = 2, 16  # that the kernel takes at a time
+PAIR, LINE = 2, 16  # outputs and inputs that the kernel takes at a time
 IS_ARM = platform.machine() in ("aarch64", "arm64")  # where it was measured
+PLAIN = (Tensor, nn.Parameter)  # others, such as shards and fakes, have no memory of their own here
 
 
 def linear(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    if not is_ours(x_RI, weight_OI) or (kernel := _kernel()) is None:
+    if not is_ours(x_RI, weight_OI, bias_O) or (kernel := _kernel()) is None:
         return F.linear(x_RI, weight_OI, bias_O)
     x_RI = x_RI.contiguous()
     rows, (outputs, inputs) = x_RI.shape[0], weight_OI.shape
@@ -36,24 +39,35 @@ def linear(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
     return out_RO if bias_O is None else out_RO.add_(bias_O)
 
 
-def is_ours(x_RI: Tensor, weight_OI: Tensor) -> bool:
+def is_ours(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> bool:
     """What is most often decided by comes first: this is asked for every product of a small model, too."""
     return (
         IS_ARM
         and weight_OI.numel() >= LEAST
         and not torch.is_grad_enabled()
+        and all(type(one) in PLAIN for one in (x_RI, weight_OI))
+        and x_RI.is_cpu
         and weight_OI.is_cpu
-        and x_RI.ndim == 2
+        and x_RI.ndim == weight_OI.ndim == 2
         and 0 < x_RI.shape[0] <= MOST
+        and x_RI.shape[1] == weight_OI.shape[1]
         and x_RI.dtype == weight_OI.dtype == torch.float32
         and weight_OI.is_contiguous()
-        and weight_OI.shape[0] % OUTPUTS == 0
-        and weight_OI.shape[1] % INPUTS == 0
+        and weight_OI.shape[0] % PAIR == 0
+        and weight_OI.shape[1] % LINE == 0
+        and (bias_O is None or (bias_O.dtype == torch.float32 and bias_O.shape == weight_OI.shape[:1]))
     )
 
 
 @cache
 def _kernel() -> "Kernel | None":
-    from untail.engine.models.few_rows_kernel import make_kernel  # here: only large models need LLVM
+    try:
+        from untail.engine.models.few_rows_kernel import Kernel  # here: only large models need LLVM
 
-    return make_kernel()
+        return Kernel()
+    except Exception as error:  # whatever it is, torch can multiply, too
+        say_once(
+            f"products of a few rows are torch's, which makes drafts slow: LLVM made no kernel ({error!r}); try "
+            "`pip install llvmlite`"
+        )
+        return None

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from llvmlite import binding, ir
 
+from untail.engine.models.few_rows import LINE, PAIR
+
 LANES = 4  # floats in a register of NEON
-LINE = 16  # floats in a cache line; inputs come in whole ones
-GROUP = 6  # rows that one pass over some outputs serves: with two outputs, and what is read, they fill the registers
-PAIR = 2  # outputs that are computed side by side, so that a vector of x is read once for both
+GROUP = 6  # rows that one pass over some outputs serves
 
 INT, FLOAT, VOID = ir.IntType(64), ir.FloatType(), ir.VoidType()
 VECTOR, FLOATS, BYTES = ir.VectorType(FLOAT, LANES), FLOAT.as_pointer(), ir.IntType(8).as_pointer()
@@ -35,8 +35,9 @@ ARGUMENTS = Struct("6q")  # addresses of x_RI, weight_OI and out_RO, then I, O, 
 class Kernel:
     """Pre: I is a multiple of LINE, O of PAIR; all three are contiguous, of 4-byte floats."""
 
-    def __init__(self, openmp: Any):
-        """`openmp`: the library that torch takes its threads from."""
+    def __init__(self) -> None:
+        """Raises where torch's threads are not those of an OpenMP that GCC's programs know."""
+        openmp = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))  # torch takes them from it
         self._parallel = openmp.GOMP_parallel
         self._parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         self._parallel.restype = None
@@ -56,15 +57,6 @@ class Kernel:
             function(arguments)  # OpenMP would take as long as all else of a call
         else:
             self._parallel(function, arguments, threads, 0)
-
-
-def make_kernel() -> Kernel | None:
-    """None where torch's threads are not those of an OpenMP that GCC's programs know."""
-    try:
-        openmp = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return Kernel(openmp)
-    except (OSError, AttributeError):
-        return None
 
 
 def _address(function: Any) -> int:

@@ -7,11 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from untail.engine.models import few_rows
 from untail.engine.models.few_rows import LEAST, MOST, is_ours, linear
 
-needs_arm = pytest.mark.skipif(not few_rows.IS_ARM, reason="the kernel is for Arm CPUs")
+needs_kernel = pytest.mark.skipif(
+    not few_rows.IS_ARM or few_rows._kernel() is None, reason="the kernel is for Arm CPUs with LLVM and GCC's OpenMP"
+)
 INPUTS, OUTPUTS = 512, 514
 
 
@@ -30,7 +33,7 @@ def some_rows(count: int) -> torch.Tensor:
     return torch.randn(count, INPUTS, generator=torch.Generator().manual_seed(1))
 
 
-@needs_arm
+@needs_kernel
 @pytest.mark.parametrize("rows", range(1, MOST + 1))
 def test_a_product_is_right_to_float32s_precision(matrix, rows):
     x, bias = some_rows(rows), torch.randn(OUTPUTS)
@@ -41,7 +44,7 @@ def test_a_product_is_right_to_float32s_precision(matrix, rows):
     assert ((linear(x, matrix, bias) - exact).abs() <= allowed).all()
 
 
-@needs_arm
+@needs_kernel
 def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it(matrix):
     x = some_rows(MOST)
     alone = torch.cat([linear(x[row : row + 1], matrix) for row in range(MOST)])
@@ -50,7 +53,7 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it(matrix):
         assert torch.equal(linear(x[-count:], matrix), alone[-count:])
 
 
-@needs_arm
+@needs_kernel
 def test_rows_need_not_lie_side_by_side(matrix):
     x = some_rows(6)
     apart = torch.cat((x, x), dim=1)[:, :INPUTS]
@@ -58,7 +61,7 @@ def test_rows_need_not_lie_side_by_side(matrix):
     assert torch.equal(linear(apart, matrix), linear(x, matrix))
 
 
-@needs_arm
+@needs_kernel
 def test_threads_change_nothing(matrix):
     x, before = some_rows(5), torch.get_num_threads()
     alone = linear(x, matrix)
@@ -70,12 +73,13 @@ def test_threads_change_nothing(matrix):
         torch.set_num_threads(before)
 
 
-@needs_arm
+@needs_kernel
 def test_several_threads_may_multiply_at_once(matrix):
     inputs = [some_rows(1 + number % 9) * (1 + number) for number in range(64)]
     expected = [linear(x, matrix) for x in inputs]
 
     def multiply(x):
+        torch.set_num_threads(2)  # of its own: each that multiplies has a team
         with torch.no_grad():
             return linear(x, matrix)
 
@@ -84,10 +88,23 @@ def test_several_threads_may_multiply_at_once(matrix):
 
 
 @pytest.mark.parametrize(
-    "case", ["gradients", "many rows", "no rows", "another dtype", "small", "odd inputs", "transposed", "more axes"]
+    "case",
+    [
+        "gradients",
+        "many rows",
+        "no rows",
+        "another dtype",
+        "small",
+        "odd inputs",
+        "odd outputs",
+        "transposed",
+        "more axes",
+    ],
 )
-def test_what_is_not_ours_is_torchs(matrix, case):
+def test_what_is_not_ours_is_torchs(matrix, monkeypatch, case):
+    monkeypatch.setattr(few_rows, "IS_ARM", True)  # so that the case decides, on any machine
     x, weight = some_rows(3), matrix
+    assert is_ours(x, weight)
     match case:
         case "many rows":
             x = some_rows(MOST + 1)
@@ -96,9 +113,11 @@ def test_what_is_not_ours_is_torchs(matrix, case):
         case "another dtype":
             x, weight = x.bfloat16(), weight.bfloat16()
         case "small":
-            weight = matrix[: LEAST // INPUTS - 1]
+            weight = matrix[: LEAST // INPUTS - 2]
         case "odd inputs":
             x, weight = x[:, :-1], torch.randn(1024, INPUTS - 1)
+        case "odd outputs":
+            weight = matrix[:-1]
         case "transposed":
             weight = torch.randn(INPUTS, OUTPUTS).T
         case "more axes":
@@ -108,10 +127,38 @@ def test_what_is_not_ours_is_torchs(matrix, case):
         assert torch.equal(linear(x, weight), F.linear(x, weight))
 
 
-def test_without_torchs_threads_torch_multiplies(matrix, monkeypatch):
-    monkeypatch.setattr(few_rows, "_kernel", lambda: None)
-    x = some_rows(3)
-    assert torch.equal(linear(x, matrix), F.linear(x, matrix))
+@pytest.mark.parametrize("case", ["other inputs", "a bias of another dtype", "a bias of another length"])
+def test_what_torch_refuses_is_refused(matrix, monkeypatch, case):
+    monkeypatch.setattr(few_rows, "IS_ARM", True)
+    x, bias = some_rows(3), torch.zeros(OUTPUTS)
+    match case:
+        case "other inputs":
+            x = x[:, : INPUTS // 2]
+        case "a bias of another dtype":
+            bias = bias.double()
+        case "a bias of another length":
+            bias = bias[1:]
+    with pytest.raises(RuntimeError):
+        linear(x, matrix, bias)
+
+
+def test_a_tensor_without_memory_is_not_ours(matrix, monkeypatch):
+    monkeypatch.setattr(few_rows, "IS_ARM", True)
+    with FakeTensorMode() as mode:
+        x, weight = mode.from_tensor(some_rows(3)), mode.from_tensor(matrix)
+        assert linear(x, weight).shape == (3, OUTPUTS)
+
+
+def test_without_llvm_torch_multiplies_and_that_is_said(matrix, monkeypatch, capsys):
+    monkeypatch.setattr(few_rows, "IS_ARM", True)
+    monkeypatch.setitem(sys.modules, "untail.engine.models.few_rows_kernel", None)
+    few_rows._kernel.cache_clear()
+    try:
+        x = some_rows(3)
+        assert torch.equal(linear(x, matrix), F.linear(x, matrix))
+    finally:
+        few_rows._kernel.cache_clear()
+    assert "products of a few rows are torch's" in capsys.readouterr().err
 
 
 def test_a_small_model_never_loads_llvm():
