@@ -2,9 +2,9 @@
 
     python benchmarks/host.py OUT.json [STEPS]
 
-Rollouts as in the training on one H200 (benchmarks/h200/train.sh): 64 x 8 responses a step in 512 slots, 230 tokens
-long on average. Scheduler, run-ahead, chunks, controller, mechanisms, scorers and events are real. Only the device is
-not: a launch draws its tokens from a generator at once, and what fills in prompts draws one each.
+Rollouts of 64 x 8 responses a step in 512 slots, 230 tokens long on average, as SmolLM2's with a budget of 1024.
+Scheduler, run-ahead, chunks, controller, mechanisms, scorers and events are real. Only the device is not: a launch
+draws its tokens from a generator at once, and what fills in prompts draws one each.
 """
 
 import json

@@ -29,6 +29,8 @@ def seconds_of(product, x: Tensor, weights: list[Tensor]) -> float:
 
 @torch.inference_mode()
 def main(out: Path) -> None:
+    if not few_rows.IS_ARM or few_rows._kernel() is None:
+        sys.exit("there is no kernel of ours for this machine: nothing to compare")
     few_rows.MOST = max(ROWS)  # also where the engine leaves it to torch
     weights = [torch.randn(OUT, IN) for _ in range(MATRICES)]
     best = {(rows, name): float("inf") for rows in ROWS for name in PRODUCTS}
