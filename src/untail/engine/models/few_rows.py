@@ -1,8 +1,8 @@
 """Which products of the decoder take a kernel of ours, and which torch's.
 
 Ours is for the steps of an engine on an Arm CPU: a few rows, in float32, by a matrix large enough that reading it is
-what takes time. There, torch needs 2.8 to 6 times as long for two to nine rows as for one, so that to verify drafts cost
-more than it gave (benchmarks/rows.py).
+what takes time. There, torch needs 2.8 to 6 times as long for two to nine rows as for one, so that to verify drafts
+cost more than it gave (benchmarks/rows.py).
 
 Invariant: whatever else comes goes to torch. Among products that are ours, a row's result is the same to the last bit
 whatever rows are beside it.
