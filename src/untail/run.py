@@ -11,6 +11,7 @@ from typing import IO, Any
 from untail.config import Recipe, dump_toml, parse, read_toml
 from untail.errors import UserError
 from untail.learn import checkpoint
+from untail.notice import say
 from untail.observe.events import JsonLines
 
 # What may differ when a run is continued: nothing that step k + 1 depends on, except for a reward that was mended.
@@ -72,7 +73,7 @@ class Run:
         if recipe.steps < done:
             raise UserError(f"steps = {recipe.steps}, but the run in {folder} has done {done} already; ask for more")
         if latest is None:
-            # Stopped before the first checkpoint: what little there is starts anew.
+            say(f"the run in {folder} was stopped before its first checkpoint: it begins anew")
             for name in ("events.jsonl", "metrics.jsonl", "history.sqlite", "history.sqlite-wal", "history.sqlite-shm"):
                 (folder / name).unlink(missing_ok=True)
         run = cls(folder, recipe, lock, latest)

@@ -31,6 +31,7 @@ CASES = {
         ["bench", "draft", "--model=tiny", "--length=5000"],
         "has to fit into tiny's 1024 tokens",
     ),
+    "no temperature": (["bench", "draft", "--model=tiny", "--temperature=inf"], "--temperature inf is no temperature"),
     "unknown command": (["trian"], "No such command 'trian'. Did you mean 'train'?; see untail --help"),
     "unknown option": (["train", "--nope"], "No such option: --nope"),
     "no steps": (["train", "--steps=0"], "'--steps': Input should be greater than or equal to 1; see untail train"),

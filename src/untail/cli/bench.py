@@ -1,5 +1,6 @@
 """`untail bench`: ours against its peers, on identical work in one run."""
 
+import math
 from typing import Annotated
 
 import typer
@@ -81,7 +82,7 @@ def bench_train(
 def bench_draft(
     model: Annotated[str, typer.Option(help="The model to run.")] = "smollm2",
     batch: Annotated[str, typer.Option(help="Comma-separated: sequences at once.")] = "1,4,16",
-    strategies: Annotated[str, typer.Option(help="Comma-separated: of those that are listed; all if empty.")] = "",
+    strategies: Annotated[str, typer.Option(help="Comma-separated, like 'history 2,bandit'; all if empty.")] = "",
     length: Annotated[int, typer.Option(min=2, help="Tokens of a response.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="What is sampled at; 0 is greedy.")] = 0.3,
     runs: Annotated[int, typer.Option(min=1, help="The median of so many runs.")] = 3,
@@ -95,6 +96,8 @@ def bench_draft(
     from untail.engine.models.load import load_model
 
     configs, batches = chosen(strategies), sizes(batch)
+    if not math.isfinite(temperature):
+        raise UserError(f"--temperature {temperature} is no temperature; give a finite number")
     loaded = load_model(model, "cpu")
     prompts, context = question_prompts(loaded.tokenizer), loaded.decoder.shape.context
     if max(map(len, prompts)) + length > context:

@@ -46,12 +46,14 @@ def _tokenizer(db: sqlite3.Connection) -> str:
 @contextmanager
 def _opened(source: str, model: str) -> Iterator[sqlite3.Connection]:
     path = Path(source) / NAME if Path(source).is_dir() else Path(source)
-    where = f"history = {str(path)!r}"
+    where = repr(str(path))
     if not path.is_file():
-        raise UserError(f"{where}: there is no such file; name an earlier run's folder or its {NAME}, or leave it out")
+        raise UserError(
+            f"history = {where}: there is no such file; name an earlier run's folder or its {NAME}, or leave it out"
+        )
     with explained(where), closing(sqlite3.connect(path, timeout=1.0)) as db:
         db.execute("PRAGMA locking_mode = EXCLUSIVE")  # its run may still write to it
         if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise UserError(f"{where} is empty; name an earlier run's folder or its {NAME}, or leave it out")
+            raise UserError(f"history = {where} is empty; name an earlier run's folder or its {NAME}, or leave it out")
         refuse_unless_it_fits(db, where, {"model": model})
         yield db

@@ -246,7 +246,7 @@ def refuse_unless_it_fits(db: sqlite3.Connection, where: str, made_with: dict[st
         if meta[key] != value:
             raise UserError(
                 f"the history {where} was made with the {key} {meta[key]!r}, but this run has {value!r}; choose "
-                "another file, or remove this one to start anew"
+                "another file, or leave it out"
             )
 
 
@@ -267,7 +267,7 @@ def _sentence(where: str, error: sqlite3.DatabaseError) -> str | None:
     if name.startswith("SQLITE_BUSY"):
         return f"the history {where} is in use by another run; wait for it, or choose another file"
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return f"the file {where} cannot be read as a history: {error}; choose another file, or remove it to start anew"
+        return f"the file {where} cannot be read as a history: {error}; choose another file, or leave it out"
     if name.startswith(("SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM", "SQLITE_READONLY")):
         return (
             f"cannot use the history {where}: {error}; make sure that its folder exists, can be written and has room "

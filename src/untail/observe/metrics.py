@@ -63,7 +63,7 @@ def _trained(step: StepEvents) -> Row:
         "trajectories": len(learned),
         "len_mean": _mean(lengths),
         "len_p50": median(lengths) if lengths else None,
-        "len_p99": lengths[int(0.99 * (len(lengths) - 1))] if lengths else None,
+        "len_p99": lengths[math.ceil(0.99 * len(lengths)) - 1] if lengths else None,
         "len_max": lengths[-1] if lengths else None,
         "staleness": _staleness(learned, step.one("step")["version"]),
         "zero_variance": _mean(map(_is_flat, step.all("train"))),

@@ -36,7 +36,7 @@ def test_a_plain_step(log):
     row = plain_step(log)
     assert (row["step"], row["tokens"], row["prompt_tokens"], row["trajectories"]) == (3, 160, 20, 4)
     assert (row["reward"], row["pass1"]) == (0.25, 0.25)
-    assert (row["len_mean"], row["len_p50"], row["len_p99"], row["len_max"]) == (40, 25, 30, 100)
+    assert (row["len_mean"], row["len_p50"], row["len_p99"], row["len_max"]) == (40, 25, 100, 100)
     assert row["entropy"] == 0.5
     assert row["ends"] == {"stop": 3, "length": 1}
     assert row["score_failures"] == {"timeout": 1}

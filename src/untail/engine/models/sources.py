@@ -34,7 +34,7 @@ def find_model(name: str) -> ModelFiles:
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return _folder(_from_hub(name))
     raise ModelError(
-        f"there is no model folder {name!r}; give a folder, a .gguf file, a hub name (org/name) 'smollm2' or 'tiny'"
+        f"there is no model folder {name!r}; give a folder, a .gguf file, a hub name (org/name), 'smollm2' or 'tiny'"
     )
 
 
