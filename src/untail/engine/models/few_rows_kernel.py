@@ -1,4 +1,4 @@
-"""Machine code for a product of a few rows with a matrix, made by LLVM when it is first wanted; it takes 0.2 s.
+"""Machine code for a product of a few rows with a matrix, made by LLVM when it is first wanted; it takes 0.3 s.
 
 torch's own products of a few rows cost several times that of one on an Arm CPU, though the matrix is read once either
 way. Here every vector of the matrix that was read is used for up to six rows.
