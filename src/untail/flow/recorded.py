@@ -97,7 +97,8 @@ def _lengths(step: StepEvents) -> list[int]:
 
 
 def _scoring(step: StepEvents) -> Measured:
-    """Responses are scored as they end, beside those that still run: what a step takes for it comes after the last."""
+    """Responses are scored as they end, beside those that still run: what a step takes for it comes after the last.
+    Pre: one was scored."""
     scores = [event["t"] for event in step.all("score")]
     over = max((event["t"] for event in step.all("end")), default=max(scores))
     return Measured(devices=1, responses=len(scores), seconds=max(0.0, max(scores) - over))

@@ -55,20 +55,51 @@ def attend(q_RH, k_NH, v_NH, key_N, position_R, end, most_R, sum_R, out_RH, scal
 
 
 @triton.jit
+def tile_of(tile, contexts, query_starts, tile_sequences, tile_tokens, WIDTH: tl.constexpr):
+    """A tile's sequence, the first token of it there, how many it has and where they begin, and its context."""
+    if WIDTH:
+        sequence, first_token, tokens, begin = tile, 0, WIDTH, tile * WIDTH
+        context = tl.load(contexts + tile * WIDTH).to(tl.int32) + WIDTH
+    else:
+        sequence, first_token = tl.load(tile_sequences + tile), tl.load(tile_tokens + tile)
+        begin = tl.load(query_starts + sequence)
+        tokens = tl.load(query_starts + sequence + 1) - begin
+        context = tl.load(contexts + sequence)
+    return sequence, first_token, tokens, begin, context
+
+
+@triton.jit
+def nothing(ROWS: tl.constexpr, HEAD: tl.constexpr):
+    """What was seen before the first key: maximum, sum and weighted values."""
+    return (
+        tl.full((ROWS,), float("-inf"), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS, HEAD), tl.float32),
+    )
+
+
+@triton.jit
+def leave(partial, sums, mine, is_row_R, row, place_RH, most_R, sum_R, out_RH, ROWS: tl.constexpr, HEAD: tl.constexpr):
+    """A split's share, for whoever adds them up: [tiles, KV_HEADS, SPLITS, ROWS, HEAD], and [.., 2, ROWS] for sums."""
+    tl.store(partial + mine.to(tl.int64) * (ROWS * HEAD) + place_RH, out_RH, mask=is_row_R[:, None])
+    tl.store(sums + mine * 2 * ROWS + row, most_R)
+    tl.store(sums + mine * 2 * ROWS + ROWS + row, sum_R)
+    tl.debug_barrier()
+
+
+@triton.jit
 def add_up(
     partial, sums, place, live_splits, is_row_R, row, place_RH,
     ROWS: tl.constexpr, HEAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """All splits of a tile, from where they left their shares: sum and weighted values. Unrolled, so that all loads are
     on their way together."""
-    most_R = tl.full((ROWS,), float("-inf"), tl.float32)
+    most_R, sum_R, out_RH = nothing(ROWS, HEAD)
     for other in tl.static_range(SPLITS):
         their_most = sums + (place + other) * 2 * ROWS + row
         is_there_R = is_row_R & (row * 0 + other < live_splits)
         most_R = tl.maximum(most_R, tl.load(their_most, mask=is_there_R, other=float("-inf"), cache_modifier=".cg"))
     most_R = tl.where(most_R == float("-inf"), 0.0, most_R)  # padding
-    sum_R = tl.zeros((ROWS,), tl.float32)
-    out_RH = tl.zeros((ROWS, HEAD), tl.float32)
     for other in tl.static_range(SPLITS):
         their_most = sums + (place + other) * 2 * ROWS + row
         is_there_R = is_row_R & (row * 0 + other < live_splits)
@@ -98,14 +129,9 @@ def paged_kernel(
     key_N = split * KEYS + key
     if not EARLY:
         wait(CHAINED)
-    if WIDTH:
-        sequence, first_token, tokens, begin = tile, 0, WIDTH, tile * WIDTH
-        context = tl.load(contexts + tile * WIDTH).to(tl.int32) + WIDTH
-    else:
-        sequence, first_token = tl.load(tile_sequences + tile), tl.load(tile_tokens + tile)
-        begin = tl.load(query_starts + sequence)
-        tokens = tl.load(query_starts + sequence + 1) - begin
-        context = tl.load(contexts + sequence)
+    sequence, first_token, tokens, begin, context = tile_of(
+        tile, contexts, query_starts, tile_sequences, tile_tokens, WIDTH
+    )
     table = tables + sequence.to(tl.int64) * table_stride
     block_N = tl.load(table + key_N // PAGE, mask=key_N // PAGE < table_stride, other=0)
     place_NH = places(block_N, key_N, kv_head, KV_HEADS, HEAD, PAGE)
@@ -127,9 +153,7 @@ def paged_kernel(
     if split >= live_splits:
         return
     v_NH = tl.where((key_N < end)[:, None], v_NH, 0.0)
-    most_R = tl.full((ROWS,), float("-inf"), tl.float32)
-    sum_R = tl.zeros((ROWS,), tl.float32)
-    out_RH = tl.zeros((ROWS, HEAD), tl.float32)
+    most_R, sum_R, out_RH = nothing(ROWS, HEAD)
     most_R, sum_R, out_RH = attend(q_RH, k_NH, v_NH, key_N, position_R, end, most_R, sum_R, out_RH, scale_log2)
     for first_key in tl.range((split + SPLITS) * KEYS, end, SPLITS * KEYS, num_stages=STAGES):
         key_N = first_key + key
@@ -140,14 +164,9 @@ def paged_kernel(
         v_NH = tl.load(values + place_NH, mask=is_key_N[:, None], other=0.0)
         most_R, sum_R, out_RH = attend(q_RH, k_NH, v_NH, key_N, position_R, end, most_R, sum_R, out_RH, scale_log2)
     if live_splits > 1:
-        # [tiles, KV_HEADS, SPLITS, ROWS, HEAD], and [.., 2, ROWS] for maximum and sum
         place = (tile * KV_HEADS + kv_head) * SPLITS
-        mine = place + split
         place_RH = row[:, None] * HEAD + dim[None, :]
-        tl.store(partial + mine.to(tl.int64) * (ROWS * HEAD) + place_RH, out_RH, mask=is_row_R[:, None])
-        tl.store(sums + mine * 2 * ROWS + row, most_R)
-        tl.store(sums + mine * 2 * ROWS + ROWS + row, sum_R)
-        tl.debug_barrier()
+        leave(partial, sums, place + split, is_row_R, row, place_RH, most_R, sum_R, out_RH, ROWS, HEAD)
         arrived = tl.atomic_add(arrivals + tile * KV_HEADS + kv_head, 1, sem="acq_rel")
         if arrived < live_splits - 1:
             return
