@@ -13,6 +13,7 @@ import sys
 import torch
 
 from untail.config import EngineConfig
+from untail.engine.attention.base import operand_dtype
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.attention.triton_paged import TritonPaged
 from untail.engine.blocks import BLOCK, blocks_for
@@ -50,7 +51,7 @@ def make_texts(model: LoadedModel, temperature: float) -> tuple[list[list[int]],
 def pool(decoder: Decoder) -> torch.Tensor:
     shape = decoder.shape
     size = (shape.layers, 2, TEXTS * blocks_for(LENGTH), BLOCK, shape.kv_heads, shape.head_dim)
-    return torch.zeros(size, dtype=decoder.embed.dtype, device="cuda")
+    return torch.zeros(size, dtype=operand_dtype(decoder.embed.dtype), device="cuda")
 
 
 def blocks_of(number: int) -> list[int]:

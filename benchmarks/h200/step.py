@@ -13,6 +13,7 @@ import torch
 from models import SHAPES, random_decoder, read_limit
 
 from untail.engine import fused
+from untail.engine.attention.base import operand_dtype
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import DecodeState
@@ -26,7 +27,7 @@ KERNELS = ("qkv", "attention", "residual", "gate_up", "head", "draw")  # of a fu
 def make_kv(decoder: Decoder, blocks: int) -> torch.Tensor:
     shape = decoder.shape
     size = (shape.layers, 2, blocks, BLOCK, shape.kv_heads, shape.head_dim)
-    return torch.randn(size, device=decoder.embed.device, dtype=torch.float32).to(decoder.embed.dtype)
+    return torch.randn(size, device=decoder.embed.device, dtype=torch.float32).to(operand_dtype(decoder.embed.dtype))
 
 
 def make_state(decoder: Decoder, rows: int, context: int, steps: int = 8) -> tuple[DecodeState, int]:

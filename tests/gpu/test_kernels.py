@@ -27,6 +27,11 @@ def test_temperatures():
     kernels.check_temperatures("cuda")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients(dtype):
+    kernels.check_gradients("cuda", dtype)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_launches_of_several_steps(rows):
     kernels.check_launches("cuda", rows, steps=4)

@@ -149,6 +149,32 @@ def check_step(device: str, shape: Shape, kind: str, count: int, **options) -> N
     torch.testing.assert_close(state.figures_out[0], torch.stack(expected, 1), atol=1e-4, rtol=1e-4)
 
 
+def check_gradients(device: str, dtype: torch.dtype) -> None:
+    """Norm and gate, forward and backward, equal torch's on the same rounded operands in float32."""
+    from untail.engine.kernels import gradients
+
+    random = torch.Generator().manual_seed(3)
+    make = lambda *size: torch.randn(size, generator=random).to(device)
+    x, gain, weight, slope = make(700, 48), 1 + 0.1 * make(48).to(dtype), (0.15 * make(80, 48)).to(dtype), make(700, 40)
+
+    def both(normed, gated, *given):
+        leaves = [one.clone().requires_grad_() for one in given]
+        hidden, gain, weight = leaves
+        out = gated(normed(hidden, gain), weight)
+        return out.float(), *torch.autograd.grad((out.float() * slope).sum(), leaves)
+
+    def plain_gate(normed, weight):
+        gate, up = (normed @ weight.T).chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+    plain_norm = lambda hidden, gain: torch.nn.functional.rms_norm(hidden, gain.shape, gain, 1e-5).to(dtype).float()
+    ours = both(lambda hidden, gain: gradients.norm(hidden, gain, 1e-5), gradients.gated, x, gain, weight)
+    theirs = both(plain_norm, plain_gate, x, gain.float(), weight.float())
+    for one, other, kind in zip(ours, theirs, (torch.float32, torch.float32, dtype, dtype), strict=True):
+        assert one.dtype == kind
+        assert (one.float() - other).norm() < (1e-5 if dtype == torch.float32 else 0.01) * other.norm()
+
+
 def check_temperatures(device: str) -> None:
     """Greedy takes the best token with behaviour log-prob 0; other temperatures are drawn from and reported as such."""
     shape = SHAPES["llama"]

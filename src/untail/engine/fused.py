@@ -18,13 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from untail.engine.attention.base import operand_dtype
 from untail.engine.attention.triton_paged import Scratch, decode_attention, rows_for, splits_for, supports
 from untail.engine.blocks import BLOCK
 from untail.engine.decode_state import DecodeState
-from untail.engine.kernels.elementwise import add_norm_kernel, keep_kernel, rope_kv_kernel, silu_kernel
+from untail.engine.kernels.elementwise import keep_kernel, norm_kernel, rope_kv_kernel, silu_kernel
 from untail.engine.kernels.linear import gate_up_kernel, qkv_kernel, residual_kernel
 from untail.engine.kernels.sample import RUN, draw_kernel, head_kernel, runs_kernel
-from untail.engine.models.decoder import Decoder, project_into
+from untail.engine.models.decoder import Decoder
+from untail.engine.models.product import at_least_float32, product_into
 from untail.engine.models.shape import Shape
 from untail.engine.sequence import STOPS
 
@@ -85,11 +87,12 @@ class FusedStep:
         shape = decoder.shape
         assert can_fuse(shape)
         assert rows in (1, 2, 4)
-        device, dtype = kv.device, kv.dtype
+        device, dtype = kv.device, decoder.embed.dtype
         self.tiling, self.kept = tiling or default_tiling(shape), kept
-        self.hidden = torch.empty(rows, shape.hidden, device=device, dtype=dtype)
-        self.q = torch.empty(rows, shape.q_size, device=device, dtype=dtype)
-        self.attended = torch.empty_like(self.q)
+        self.hidden = torch.empty(rows, shape.hidden, device=device, dtype=at_least_float32(dtype))
+        self.rounded = torch.empty_like(self.hidden, dtype=dtype)
+        self.q = torch.empty(rows, shape.q_size, device=device, dtype=kv.dtype)
+        self.attended = torch.empty_like(self.q, dtype=dtype)
         self.active = torch.empty(rows, shape.intermediate, device=device, dtype=dtype)
         self.logits = torch.empty(rows, shape.vocab, device=device)
         self.run_count = -(-shape.vocab // RUN)
@@ -108,11 +111,11 @@ class FusedStep:
     def _layer(self, number: int) -> None:
         decoder, state, shape = self.decoder, self.state, self.decoder.shape
         layer, (keys, values) = decoder._layers[number], self.kv[number]
-        source = decoder.embed if number == 0 else self.hidden
+        seen, residual = (decoder.embed, decoder.embed) if number == 0 else (self.rounded, self.hidden)
         bias = layer.qkv if layer.qkv_bias is None else layer.qkv_bias
         tile = self.tiling.qkv
         qkv_kernel[(shape.heads + 2 * shape.kv_heads) * (shape.head_dim // 2 // tile.P),](
-            source, state.ids, layer.input_norm, layer.qkv, bias, decoder.rope_table, state.positions, state.tables,
+            seen, state.ids, layer.input_norm, layer.qkv, bias, decoder.rope_table, state.positions, state.tables,
             state.live, self.q, keys, values, shape.norm_eps, state.tables.stride(0),
             K=shape.hidden, HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK,
             GATHER=number == 0, BIAS=layer.qkv_bias is not None, GAINS=self._gains(tile),
@@ -122,17 +125,17 @@ class FusedStep:
             self.q, keys, values, self.attended, state.tables, state.positions[: self.rows], self.scratch, self.splits,
             self.chained, *self.tiling.attention, early=True,
         )  # fmt: skip
-        self._residual(self.attended, layer.out, source, self.tiling.out, gather=number == 0)
+        self._residual(self.attended, layer.out, residual, self.tiling.out, gather=number == 0)
         tile = self.tiling.gate_up
         gate_up_kernel[shape.intermediate // tile.P,](
-            self.hidden, layer.post_norm, layer.gate_up, self.active, shape.norm_eps,
+            self.rounded, layer.post_norm, layer.gate_up, self.active, shape.norm_eps,
             GAINS=self._gains(tile), K=shape.hidden, N=shape.intermediate, **self._options(tile, shape.hidden),
         )  # fmt: skip
         self._residual(self.active, layer.down, self.hidden, self.tiling.down, gather=False)
 
     def _residual(self, x: Tensor, weight: Tensor, residual: Tensor, tile: Tile, gather: bool) -> None:
         residual_kernel[weight.shape[0] // tile.P,](
-            x, weight, residual, self.state.ids, self.hidden,
+            x, weight, residual, self.state.ids, self.hidden, self.rounded,
             K=weight.shape[1], N=weight.shape[0], GATHER=gather, **self._options(tile, weight.shape[1]),
         )  # fmt: skip
 
@@ -141,7 +144,7 @@ class FusedStep:
         options = self._options(tile, shape.hidden)
         del options["P"]
         head_kernel[self.run_count,](
-            self.hidden, self.decoder.norm, self.decoder.output_weight, state.policy_T, state.behaviour_T, self.logits,
+            self.rounded, self.decoder.norm, self.decoder.output_weight, state.policy_T, state.behaviour_T, self.logits,
             self.runs, shape.norm_eps, self.run_count, K=shape.hidden, V=shape.vocab, RUN=RUN, **options,
         )  # fmt: skip
         launch_draw(self.logits, self.runs, state, self.rows, self.chained)
@@ -164,7 +167,6 @@ class Workspace:
     tokens: int
     hidden: Tensor
     normed: Tensor
-    delta: Tensor
     qkv: Tensor
     q: Tensor
     attended: Tensor
@@ -175,13 +177,14 @@ class Workspace:
 
     @classmethod
     def make(cls, decoder: Decoder, tokens: int) -> "Workspace":
+        """What leaves a product is float32."""
         shape, embed = decoder.shape, decoder.embed
-        make = lambda size: torch.empty(tokens, size, device=embed.device, dtype=embed.dtype)
+        make = lambda *size: torch.empty(tokens, *size, device=embed.device, dtype=embed.dtype)
+        sums = lambda *size: make(*size).to(at_least_float32(embed.dtype))
         return cls(
-            tokens, make(shape.hidden), make(shape.hidden), make(shape.hidden), make(shape.q_size + 2 * shape.kv_size),
-            make(shape.q_size), make(shape.q_size), make(2 * shape.intermediate), make(shape.intermediate),
-            torch.empty(tokens, shape.vocab, device=embed.device),
-            torch.empty(tokens, 4, -(-shape.vocab // RUN), device=embed.device),
+            tokens, sums(shape.hidden), make(shape.hidden), sums(shape.q_size + 2 * shape.kv_size),
+            make(shape.q_size).to(operand_dtype(embed.dtype)), make(shape.q_size), sums(2 * shape.intermediate),
+            make(shape.intermediate), sums(shape.vocab), sums(4, -(-shape.vocab // RUN)),
         )  # fmt: skip
 
 
@@ -196,9 +199,8 @@ class PlainStep:
         assert supports(shape.head_dim)
         self.kept = kept
         space = space or Workspace.make(decoder, self.tokens)
-        self.hidden, self.normed, self.delta, self.qkv, self.q, self.attended = (
-            whole[: self.tokens]
-            for whole in (space.hidden, space.normed, space.delta, space.qkv, space.q, space.attended)
+        self.hidden, self.normed, self.qkv, self.q, self.attended = (
+            whole[: self.tokens] for whole in (space.hidden, space.normed, space.qkv, space.q, space.attended)
         )
         self.gate_up, self.active, self.logits, self.runs = (
             whole[: self.tokens] for whole in (space.gate_up, space.active, space.logits, space.runs)
@@ -211,13 +213,13 @@ class PlainStep:
 
     def __call__(self) -> None:
         decoder, state, tokens = self.decoder, self.state, self.tokens
-        torch.index_select(decoder.embed, 0, state.ids[:tokens], out=self.hidden)
+        self.hidden.copy_(decoder.embed[state.ids[:tokens]])
         for number in range(decoder.shape.layers):
             self._layer(number)
-        self._norm(decoder.norm, add=True)
+        self._norm(decoder.norm)
         if self.kept is not None:
             launch_keep(decoder, self.hidden, self.kept, state, self.width, chained=False)
-        project_into(self.logits, self.normed, decoder.output_weight)
+        product_into(self.logits, self.normed, decoder.output_weight)
         count = self.runs.shape[-1]
         runs_kernel[tokens, -(-count // 16)](
             self.logits, state.policy_T, state.behaviour_T, self.runs, count,
@@ -228,41 +230,39 @@ class PlainStep:
     def _layer(self, number: int) -> None:
         decoder, state, shape = self.decoder, self.state, self.decoder.shape
         layer, (keys, values) = decoder._layers[number], self.kv[number]
-        self._norm(layer.input_norm, add=number > 0)
-        if layer.qkv_bias is None:
-            torch.mm(self.normed, layer.qkv.t(), out=self.qkv)
-        else:
-            torch.addmm(layer.qkv_bias, self.normed, layer.qkv.t(), out=self.qkv)
+        self._norm(layer.input_norm)
+        product_into(self.qkv, self.normed, layer.qkv)
         self._rope(number)
         decode_attention(
             self.q, keys, values, self.attended, state.tables, state.positions[: self.tokens], self.scratch,
             self.splits, self.chained, width=self.width,
         )  # fmt: skip
-        torch.mm(self.attended, layer.out.t(), out=self.delta)
-        self._norm(layer.post_norm, add=True)
-        torch.mm(self.normed, layer.gate_up.t(), out=self.gate_up)
+        product_into(self.hidden, self.attended, layer.out, add=True)
+        self._norm(layer.post_norm)
+        product_into(self.gate_up, self.normed, layer.gate_up)
         silu_kernel[self.tokens, -(-shape.intermediate // 2048)](
-            self.gate_up, self.active, N=shape.intermediate, BLOCK=2048, CHAINED=False, num_warps=8,
+            self.gate_up, self.active, self.active, N=shape.intermediate, BLOCK=2048, KEEP=False, CHAINED=False,
+            num_warps=8,
         )  # fmt: skip
-        torch.mm(self.active, layer.down.t(), out=self.delta)
+        product_into(self.hidden, self.active, layer.down, add=True)
 
     def _rope(self, number: int) -> None:
         decoder, state, shape = self.decoder, self.state, self.decoder.shape
         layer, (keys, values) = decoder._layers[number], self.kv[number]
-        has_norms = layer.q_norm is not None
+        has_bias, has_norms = layer.qkv_bias is not None, layer.q_norm is not None
+        bias, *gains = (self.qkv if one is None else one for one in (layer.qkv_bias, layer.q_norm, layer.k_norm))
         rope_kv_kernel[self.tokens, shape.heads + 2 * shape.kv_heads](
-            self.qkv, layer.q_norm if has_norms else self.qkv, layer.k_norm if has_norms else self.qkv,
-            decoder.rope_table, state.positions, state.tables, state.live, self.q, keys, values, shape.norm_eps,
-            state.tables.stride(0),
+            self.qkv, bias, *gains, decoder.rope_table, state.positions, state.tables, state.live, self.q, keys,
+            values, shape.norm_eps, state.tables.stride(0),
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK, WIDTH=self.width,
-            QK_NORM=has_norms, CHAINED=False, num_warps=1,
+            BIAS=has_bias, QK_NORM=has_norms, CHAINED=False, num_warps=1,
         )  # fmt: skip
 
-    def _norm(self, gain: Tensor, add: bool) -> None:
+    def _norm(self, gain: Tensor) -> None:
         hidden = self.decoder.shape.hidden
-        add_norm_kernel[self.tokens,](
-            self.hidden, self.delta, gain, self.normed, self.decoder.shape.norm_eps,
-            K=hidden, BLOCK=1 << (hidden - 1).bit_length(), ADD=add, CHAINED=False, num_warps=4,
+        norm_kernel[self.tokens,](
+            self.hidden, gain, self.normed, self.decoder.shape.norm_eps,
+            K=hidden, BLOCK=1 << (hidden - 1).bit_length(), CHAINED=False, num_warps=4,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from untail.engine.attention.base import Attention
+from untail.engine.attention.base import Attention, operand_dtype
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch, packing_order
 from untail.engine.blocks import BLOCK
 from untail.engine.device_kernels import kernels_for
@@ -69,12 +69,12 @@ class Runner:
     @staticmethod
     def block_bytes(decoder: Decoder) -> int:
         shape = decoder.shape
-        return shape.layers * 2 * BLOCK * shape.kv_size * decoder.embed.element_size()
+        return shape.layers * 2 * BLOCK * shape.kv_size * operand_dtype(decoder.embed.dtype).itemsize
 
     def allocate(self) -> None:
         shape, embed = self.decoder.shape, self.decoder.embed
         size = (shape.layers, 2, self.blocks, BLOCK, shape.kv_heads, shape.head_dim)
-        self.kv = torch.zeros(size, dtype=embed.dtype, device=embed.device)
+        self.kv = torch.zeros(size, dtype=operand_dtype(embed.dtype), device=embed.device)
         self.scratch = make_scratch(self.kv)
         if self.keeps_hidden:
             self.hidden = torch.zeros(self.blocks, BLOCK, shape.hidden, dtype=embed.dtype, device=embed.device)

@@ -16,6 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from untail.engine.models.product import at_least_float32, product
+
 LossOfRows = Callable[[slice, Tensor, Tensor], Tensor]
 """From some rows, their log-probs (with gradient) and entropies (without) to those rows' part of the loss, a scalar."""
 
@@ -35,7 +37,7 @@ def token_logprobs(
     hidden_RD: Tensor, weight_VD: Tensor, target_R: Tensor, temperature: float, logit_rows: int
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of each distribution, both [R], in float32 or better; no gradient."""
-    logprob_R, entropy_R = hidden_RD.new_empty((2, len(target_R)), dtype=_at_least_float32(hidden_RD.dtype))
+    logprob_R, entropy_R = hidden_RD.new_empty((2, len(target_R)), dtype=at_least_float32(hidden_RD.dtype))
     for rows in _chunks(len(target_R), logit_rows):
         columns = _logprob_entropy_probs(hidden_RD[rows], weight_VD, target_R[rows], temperature)
         logprob_R[rows], entropy_R[rows] = columns[:2]
@@ -60,7 +62,7 @@ class _HeadLoss(torch.autograd.Function):
         logit_rows: int,
         loss_of: LossOfRows,
     ) -> Tensor:
-        exact = _at_least_float32(hidden_RD.dtype)
+        exact = at_least_float32(hidden_RD.dtype)
         grad_hidden_RD, grad_weight_VD = torch.empty_like(hidden_RD), torch.zeros_like(weight_VD, dtype=exact)
         total = hidden_RD.new_zeros((), dtype=exact)
         for rows in _chunks(len(target_R), logit_rows):
@@ -90,21 +92,13 @@ class _HeadLoss(torch.autograd.Function):
 def _logprob_entropy_probs(
     hidden: Tensor, weight_VD: Tensor, target: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    logits = _product(hidden, weight_VD.T)
+    logits = product(hidden, weight_VD)
     if temperature != 1:
         logits.div_(temperature)
     all_logprobs = torch.log_softmax(logits, dim=-1)
     probs = all_logprobs.exp()
     entropy = -torch.linalg.vecdot(probs, all_logprobs)
     return all_logprobs.gather(1, target[:, None]).squeeze(1), entropy, probs
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """In float32 or better. A GPU sums bf16 products in float32 and can leave it at that, rounding nothing."""
-    exact = _at_least_float32(left.dtype)
-    if left.is_cuda and left.dtype != exact:
-        return torch.mm(left, right, out_dtype=exact)
-    return (left @ right).to(exact)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -119,7 +113,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _chunks(rows: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -64,8 +64,7 @@ def forward_with_constants(
     """The decoder's hidden states of the first `live` tokens, [L, D]; the others are constants to the gradient."""
     cos, sin = decoder.rope_table[positions_T].unbind(1)
     turns = (cos[:live], sin[:live]), (cos[live:], sin[live:])
-    live_LD = torch.nn.functional.embedding(ids_T[:live], decoder.embed)
-    constant_CD = torch.nn.functional.embedding(ids_T[live:], decoder.embed).detach()
+    live_LD, constant_CD = decoder.embedded(ids_T[:live]), decoder.embedded(ids_T[live:]).detach()
     for number in range(decoder.shape.layers):
         arguments = (decoder, number, live_LD, constant_CD, turns, attention)
         live_LD, constant_CD = decoder.within(number, recompute, _layer, *arguments)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from untail.draft.adaptive.target import Target
-from untail.engine.models.decoder import project
+from untail.engine.models.product import product
 
 SEEN = "seen"  # under this name a drafter's tensors say how often each token was seen
 MOST = 4096  # candidates; a vocabulary that is less than twice as large is taken whole
@@ -31,7 +31,7 @@ class Head:
         return self._target.output_weight.detach() if self._rows_CD is None else self._rows_CD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        return project(hidden_RD.to(self.rows_CD.dtype), self.rows_CD)
+        return product(hidden_RD.to(self.rows_CD.dtype), self.rows_CD)
 
     def token_ids(self, candidates_R: Tensor) -> Tensor:
         return candidates_R if self._ids_C is None else self._ids_C[candidates_R]

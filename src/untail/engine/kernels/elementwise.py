@@ -10,31 +10,23 @@ from untail.engine.kernels.chain import start, wait
 
 
 @triton.jit
-def add_norm_kernel(
-    hidden, delta, gain, out, eps,
-    K: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    """hidden += delta if asked to; out = rms-normed hidden."""
+def norm_kernel(hidden, gain, out, eps, K: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     row, k = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = k < K
     start(CHAINED)
     wait(CHAINED)
     x = tl.load(hidden + row * K + k, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(delta + row * K + k, mask=inside, other=0.0).to(tl.float32)
-        tl.store(hidden + row * K + k, x, mask=inside)
-        x = x.to(hidden.dtype.element_ty).to(tl.float32)  # the norm sees what is kept
     scale = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
     tl.store(out + row * K + k, x * scale * tl.load(gain + k, mask=inside, other=0.0).to(tl.float32), mask=inside)
 
 
 @triton.jit
 def rope_kv_kernel(
-    qkv, q_gain, k_gain, rope_table, positions, tables, live, q, keys, values, eps, table_stride,
+    qkv, bias, q_gain, k_gain, rope_table, positions, tables, live, q, keys, values, eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
-    QK_NORM: tl.constexpr, CHAINED: tl.constexpr,
+    BIAS: tl.constexpr, QK_NORM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Norms of query and key heads where the family has them, rotary positions, KV write; a program for each head.
+    """Bias, norms of query and key heads where the family has them, rotary positions, KV write; a program a head.
     WIDTH tokens have one block table."""
     HALF: tl.constexpr = HEAD // 2
     row, head, dim = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, HALF)
@@ -42,6 +34,9 @@ def rope_kv_kernel(
     wait(CHAINED)
     source = qkv + (row * (HEADS + 2 * KV_HEADS) + head) * HEAD + dim
     a, b = tl.load(source).to(tl.float32), tl.load(source + HALF).to(tl.float32)
+    if BIAS:
+        a += tl.load(bias + head * HEAD + dim).to(tl.float32)
+        b += tl.load(bias + head * HEAD + HALF + dim).to(tl.float32)
     position = tl.load(positions + row)
     if head < HEADS + KV_HEADS:
         if QK_NORM:
@@ -67,13 +62,19 @@ def rope_kv_kernel(
 
 
 @triton.jit
-def silu_kernel(gate_up, out, N: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def silu_kernel(
+    gate_up, out, kept, N: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up; with KEEP both also go to `kept`, for a backward pass."""
     row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start(CHAINED)
     wait(CHAINED)
     gate = tl.load(gate_up + row * 2 * N + n, mask=n < N, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * N + N + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out + row * N + n, gate * tl.sigmoid(gate) * up, mask=n < N)
+    if KEEP:
+        tl.store(kept + row * 2 * N + n, gate, mask=n < N)
+        tl.store(kept + row * 2 * N + N + n, up, mask=n < N)
 
 
 @triton.jit

@@ -154,11 +154,12 @@ def gate_up_kernel(
 
 @triton.jit
 def residual_kernel(
-    x, weight, residual, ids, out,
+    x, weight, residual, ids, out, rounded,
     K: tl.constexpr, N: tl.constexpr, M: tl.constexpr, P: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
     GATHER: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """residual + x W^T; `out` may be the residual itself, for a program reads no column that another writes."""
+    """residual + x W^T, also to `rounded`, which the next product reads: every program reads all of it, and half the
+    bytes. `out` may be the residual itself, for a program reads no column that another writes."""
     column_P = tl.program_id(0) * P + tl.arange(0, P)
     start(CHAINED)
     k = tl.arange(0, BLOCK_K)
@@ -170,3 +171,4 @@ def residual_kernel(
     old_MP = tl.load(residual + old_M[:, None] * N + column_P[None, :]).to(tl.float32)
     value_MP = old_MP + product(x, x, x, (), w_PK, weights, 0.0, k, K, M, BLOCK_K, EARLY, 0, False, False)
     tl.store(out + row_M[:, None] * N + column_P[None, :], value_MP)
+    tl.store(rounded + row_M[:, None] * N + column_P[None, :], value_MP)

@@ -2,7 +2,8 @@
 
 Invariant: tokens are packed. `forward` sees one flat row of T tokens with their positions and knows nothing of
 sequences, batches or caches; `attention` alone knows which token may look at which. q, k and v are one matrix, and so
-are gate and up: names.py says how they map to Hugging Face's names.
+are gate and up: names.py says how they map to Hugging Face's names. With weights in half precision the residual stream
+and whatever leaves a product are float32, and only what a product or attention takes is rounded (product.py).
 
 Shape suffixes: T tokens, D hidden, H query heads, K key-value heads, V vocabulary, R rows whose logits are wanted.
 """
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from untail.engine.attention.base import Attention
-from untail.engine.models.few_rows import linear
+from untail.engine.models.product import at_least_float32, product
 from untail.engine.models.rope import cos_sin_table, rotate
 from untail.engine.models.shape import Shape
 
@@ -59,7 +60,9 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(shape, make) for _ in range(shape.layers))
         self.norm = make(shape.hidden)
         self.head = None if shape.tied else make(shape.vocab, shape.hidden)
-        table = cos_sin_table(shape.rope, shape.head_dim, shape.context, torch.device(device)).to(dtype)
+        table = cos_sin_table(shape.rope, shape.head_dim, shape.context, torch.device(device)).to(
+            at_least_float32(dtype)
+        )
         self.register_buffer("rope_table", table, persistent=False)
         # Walking an nn.ModuleList costs more than a small layer's arithmetic; the engine's step walks this instead.
         self._layers: tuple[Layer, ...] = tuple(self.layers)  # type: ignore[arg-type]
@@ -87,11 +90,14 @@ class Decoder(nn.Module):
         """The last layer's normed hidden states [T, D]. `recompute` trades time for memory in the backward pass;
         `layers` leaves the others out."""
         cos, sin = self.rope_table[positions_T].unbind(1)
-        hidden_TD = F.embedding(ids_T, self.embed)
+        hidden_TD = self.embedded(ids_T)
         for number in range(len(self._layers)) if layers is None else layers:
             arguments = (number, hidden_TD, cos, sin, attention)
             hidden_TD = self.within(number, recompute, self.layer, *arguments)
         return self.rms(hidden_TD, self.norm)
+
+    def embedded(self, ids_T: Tensor) -> Tensor:
+        return F.embedding(ids_T, self.embed).to(at_least_float32(self.embed.dtype))
 
     def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Some other pass than `forward`, with the parameters that are no layer's."""
@@ -109,11 +115,13 @@ class Decoder(nn.Module):
     def qkv(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A layer's queries, keys and values, rotated."""
         layer, shape = self._layers[number], self.shape
-        qkv = linear(self.rms(hidden_TD, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = product(self.rms(hidden_TD, layer.input_norm), layer.qkv)
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
         qkv = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
-            qk = torch.cat((self.rms(q, layer.q_norm), self.rms(k, layer.k_norm)), dim=1)
+            qk = torch.cat((self._head_norm(q, layer.q_norm), self._head_norm(k, layer.k_norm)), dim=1)
         else:
             qk, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
         q, k = rotate(qk, cos, sin).split((shape.heads, shape.kv_heads), dim=1)
@@ -122,31 +130,36 @@ class Decoder(nn.Module):
     def after_attention(self, number: int, hidden_TD: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: what attention found is added, then the feed-forward."""
         layer = self._layers[number]
-        hidden_TD = hidden_TD + linear(attended, layer.out)
-        gate, up = linear(self.rms(hidden_TD, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
-        return hidden_TD + linear(F.silu(gate) * up, layer.down)
+        hidden_TD = product(attended.to(layer.out.dtype), layer.out, onto_RO=hidden_TD)
+        active = self._gated(self.rms(hidden_TD, layer.post_norm), layer.gate_up)
+        return product(active, layer.down, onto_RO=hidden_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        return project(hidden_RD, self.output_weight)
+        return product(hidden_RD, self.output_weight)
 
     @property
     def output_weight(self) -> Tensor:
         return self.embed if self.head is None else self.head
 
-    def rms(self, x: Tensor, weight: nn.Parameter) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
+    def rms(self, x_TD: Tensor, gain: Tensor) -> Tensor:
+        """Normed, in the precision of the weights."""
+        if _has_kernels(gain):
+            from untail.engine.kernels import gradients  # here: only a GPU needs Triton
+
+            return gradients.norm(x_TD, gain, self.shape.norm_eps)
+        return F.rms_norm(x_TD, gain.shape, gain.to(x_TD.dtype), self.shape.norm_eps).to(gain.dtype)
+
+    def _head_norm(self, x_THD: Tensor, gain: Tensor) -> Tensor:
+        return F.rms_norm(x_THD, gain.shape, gain.to(x_THD.dtype), self.shape.norm_eps)
+
+    def _gated(self, x_TD: Tensor, gate_up: Tensor) -> Tensor:
+        if _has_kernels(gate_up):
+            from untail.engine.kernels import gradients
+
+            return gradients.gated(x_TD, gate_up)
+        gate, up = product(x_TD, gate_up).chunk(2, dim=-1)
+        return (F.silu(gate) * up).to(gate_up.dtype)
 
 
-def project(hidden_RD: Tensor, weight_VD: Tensor) -> Tensor:
-    """Logits. A GPU sums in float32 and leaves it at that: rounded to bf16, those of 16 to 32 are off by up to 0.06."""
-    if hidden_RD.is_cuda and hidden_RD.dtype in (torch.bfloat16, torch.float16) and not hidden_RD.requires_grad:
-        return torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32)
-    return linear(hidden_RD, weight_VD)
-
-
-def project_into(out_RV: Tensor, hidden_RD: Tensor, weight_VD: Tensor) -> None:
-    """The same, to where a captured graph looks for them. Pre: `out_RV` is float32."""
-    if hidden_RD.dtype == torch.float32:
-        torch.mm(hidden_RD, weight_VD.T, out=out_RV)
-    else:
-        torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32, out=out_RV)
+def _has_kernels(weight: Tensor) -> bool:
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)

@@ -28,18 +28,18 @@ IS_ARM = platform.machine() in ("aarch64", "arm64")  # where it was measured
 PLAIN = (Tensor, nn.Parameter)  # others, such as shards and fakes, have no memory of their own here
 
 
-def linear(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    if not is_ours(x_RI, weight_OI, bias_O) or (kernel := _kernel()) is None:
-        return F.linear(x_RI, weight_OI, bias_O)
+def linear(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
+    if not is_ours(x_RI, weight_OI) or (kernel := _kernel()) is None:
+        return F.linear(x_RI, weight_OI)
     x_RI = x_RI.contiguous()
     rows, (outputs, inputs) = x_RI.shape[0], weight_OI.shape
     out_RO = x_RI.new_empty(rows, outputs)
     addresses = x_RI.data_ptr(), weight_OI.data_ptr(), out_RO.data_ptr()
     kernel(*addresses, inputs, outputs, rows, torch.get_num_threads())
-    return out_RO if bias_O is None else out_RO.add_(bias_O)
+    return out_RO
 
 
-def is_ours(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> bool:
+def is_ours(x_RI: Tensor, weight_OI: Tensor) -> bool:
     """What is most often decided by comes first: this is asked for every product of a small model, too."""
     return (
         IS_ARM
@@ -55,7 +55,6 @@ def is_ours(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> bo
         and weight_OI.is_contiguous()
         and weight_OI.shape[0] % PAIR == 0
         and weight_OI.shape[1] % LINE == 0
-        and (bias_O is None or (bias_O.dtype == torch.float32 and bias_O.shape == weight_OI.shape[:1]))
     )
 
 
