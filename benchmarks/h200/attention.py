@@ -35,16 +35,17 @@ def launch(shape: Shape, rows: int, cut: tuple[int, int, int, int], inputs, laye
     group = shape.heads // shape.kv_heads
     paged_kernel[rows, shape.kv_heads, splits](
         q, kv[layer, 0], kv[layer, 1], out, tables, positions, positions, positions, positions, *scratch,
-        tables.stride(0), scale_log2(shape.head_dim),
+        tables.stride(0), scale_log2(shape.head_dim), 0,
         GROUP=group, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK, ROWS=rows_for(1, group),
-        KEYS=keys_at_once, SPLITS=splits, WIDTH=1, STAGES=stages, CHAINED=False, num_warps=warps,
+        KEYS=keys_at_once, SPLITS=splits, WIDTH=1, STAGES=stages, EARLY=False, TWICE=False, CHAINED=False,
+        num_warps=warps,
     )  # fmt: skip
 
 
 def make_inputs(shape: Shape, rows: int, kind: str):
     per_row, group = LONGEST // BLOCK, shape.heads // shape.kv_heads
-    kv = torch.randn(LAYERS, 2, rows * per_row, BLOCK, shape.kv_heads, shape.head_dim, device="cuda").bfloat16()
-    q = torch.randn(rows, shape.q_size, device="cuda").bfloat16()
+    kv = torch.randn(LAYERS, 2, rows * per_row, BLOCK, shape.kv_heads, shape.head_dim, device="cuda").half()
+    q = torch.randn(rows, shape.q_size, device="cuda").half()
     tables = torch.randperm(rows * per_row, device="cuda").view(rows, per_row).int()
     scratch = Scratch.make(rows, shape.kv_heads, 16, rows_for(1, group), shape.head_dim, q.device)
     return q, kv, torch.empty_like(q), tables, contexts(rows, kind).cuda(), scratch

@@ -23,6 +23,12 @@ def test_a_step_equals_the_decoder(family, kind, rows):
     kernels.check_step("cuda", kernels.SHAPES[family], kind, rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("family", "kind"), [("qwen2", "FusedStep"), ("qwen2", "PlainStep"), ("qwen3", "PlainStep")])
+def test_a_step_in_half_precision_is_near_the_decoder_in_float32(family, kind, dtype):
+    kernels.check_half_step("cuda", kernels.SHAPES[family], kind, 2, dtype)
+
+
 def test_temperatures():
     kernels.check_temperatures("cuda")
 

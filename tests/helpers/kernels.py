@@ -3,9 +3,13 @@
 The reference is the plain decoder with SDPA and the host's sampler, in float32.
 """
 
+from contextlib import nullcontext
+from unittest.mock import patch
+
 import torch
 
 from untail.engine import sampler
+from untail.engine.attention.base import operand_dtype
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import DecodeState, Row
@@ -149,6 +153,32 @@ def check_step(device: str, shape: Shape, kind: str, count: int, **options) -> N
     torch.testing.assert_close(state.figures_out[0], torch.stack(expected, 1), atol=1e-4, rtol=1e-4)
 
 
+def float32_product_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, add: bool = False) -> None:
+    """What a GPU's library does: a CPU's has no sums in float32 of operands in half precision."""
+    out.copy_(x.float() @ weight.float().T + (out if add else 0))
+
+
+@torch.inference_mode()
+def check_half_step(device: str, shape: Shape, kind: str, count: int, dtype: torch.dtype) -> None:
+    """Logits of a step in half precision are near those of the same weights in float32."""
+    from untail.engine import fused
+
+    exact, half = make_decoder(shape, device), Decoder(shape, device, dtype).requires_grad_(False)
+    for ours, theirs in zip(half.parameters(), exact.parameters(), strict=True):
+        ours.copy_(theirs)
+        theirs.copy_(ours)
+    rows = make_rows(CONTEXTS[:count], 4)
+    theirs = make_kv(shape, 1 + max(max(row.blocks) for row in rows), device)
+    state = DecodeState.make(count, 16, 1, device)
+    state.write(dict(enumerate(rows)))
+    chained = theirs.is_cuda and torch.cuda.get_device_capability()[0] >= 9
+    step = getattr(fused, kind)(half, theirs.to(operand_dtype(dtype)), state, count, chained)
+    with patch.object(fused, "product_into", float32_product_into) if device == "cpu" else nullcontext():
+        step()
+    logits = reference_logits(exact, theirs, rows)
+    assert (step.logits - logits).norm() < 0.02 * logits.norm()
+
+
 def check_gradients(device: str, dtype: torch.dtype) -> None:
     """Norm and gate, forward and backward, equal torch's on the same rounded operands in float32."""
     from untail.engine.kernels import gradients
@@ -168,7 +198,7 @@ def check_gradients(device: str, dtype: torch.dtype) -> None:
         return torch.nn.functional.silu(gate) * up
 
     plain_norm = lambda hidden, gain: torch.nn.functional.rms_norm(hidden, gain.shape, gain, 1e-5).to(dtype).float()
-    ours = both(lambda hidden, gain: gradients.norm(hidden, gain, 1e-5), gradients.gated, x, gain, weight)
+    ours = both(lambda hidden, gain: gradients.norm(hidden, gain, 1e-5, dtype), gradients.gated, x, gain, weight)
     theirs = both(plain_norm, plain_gate, x, gain.float(), weight.float())
     for one, other, kind in zip(ours, theirs, (torch.float32, torch.float32, dtype, dtype), strict=True):
         assert one.dtype == kind

@@ -22,11 +22,11 @@ from untail.engine.attention.base import operand_dtype
 from untail.engine.attention.triton_paged import Scratch, decode_attention, rows_for, splits_for, supports
 from untail.engine.blocks import BLOCK
 from untail.engine.decode_state import DecodeState
-from untail.engine.kernels.elementwise import keep_kernel, norm_kernel, rope_kv_kernel, silu_kernel
+from untail.engine.kernels.elementwise import keep_kernel, launch_norm, rope_kv_kernel, silu_kernel
 from untail.engine.kernels.linear import gate_up_kernel, qkv_kernel, residual_kernel
 from untail.engine.kernels.sample import RUN, draw_kernel, head_kernel, runs_kernel
 from untail.engine.models.decoder import Decoder
-from untail.engine.models.product import at_least_float32, product_into
+from untail.engine.models.product import at_least_float32, fine_dtype, product_into
 from untail.engine.models.shape import Shape
 from untail.engine.sequence import STOPS
 
@@ -92,7 +92,7 @@ class FusedStep:
         self.hidden = torch.empty(rows, shape.hidden, device=device, dtype=at_least_float32(dtype))
         self.rounded = torch.empty_like(self.hidden, dtype=dtype)
         self.q = torch.empty(rows, shape.q_size, device=device, dtype=kv.dtype)
-        self.attended = torch.empty_like(self.q, dtype=dtype)
+        self.attended = torch.empty_like(self.q)
         self.active = torch.empty(rows, shape.intermediate, device=device, dtype=dtype)
         self.logits = torch.empty(rows, shape.vocab, device=device)
         self.run_count = -(-shape.vocab // RUN)
@@ -162,14 +162,18 @@ class FusedStep:
 
 @dataclass
 class Workspace:
-    """What lies between the kernels of a step, for so many tokens; one step after another may use the same."""
+    """What lies between the kernels of a step, for so many tokens; one step after another may use the same. What leaves
+    a product is float32; what the products around attention take and give is in `halves`, rows of which lie after the
+    high ones."""
 
     tokens: int
+    halves: int
     hidden: Tensor
     normed: Tensor
     qkv: Tensor
     q: Tensor
     attended: Tensor
+    delta: Tensor
     gate_up: Tensor
     active: Tensor
     logits: Tensor
@@ -177,15 +181,23 @@ class Workspace:
 
     @classmethod
     def make(cls, decoder: Decoder, tokens: int) -> "Workspace":
-        """What leaves a product is float32."""
-        shape, embed = decoder.shape, decoder.embed
-        make = lambda *size: torch.empty(tokens, *size, device=embed.device, dtype=embed.dtype)
-        sums = lambda *size: make(*size).to(at_least_float32(embed.dtype))
+        shape, dtype, device = decoder.shape, decoder.embed.dtype, decoder.embed.device
+        exact, halves = at_least_float32(dtype), 1 if fine_dtype(dtype) == dtype else 2
+        make = lambda size, kind, times=1: torch.empty(times * tokens, size, device=device, dtype=kind)
         return cls(
-            tokens, sums(shape.hidden), make(shape.hidden), sums(shape.q_size + 2 * shape.kv_size),
-            make(shape.q_size).to(operand_dtype(embed.dtype)), make(shape.q_size), sums(2 * shape.intermediate),
-            make(shape.intermediate), sums(shape.vocab), sums(4, -(-shape.vocab // RUN)),
-        )  # fmt: skip
+            tokens,
+            halves,
+            hidden=make(shape.hidden, exact),
+            normed=make(shape.hidden, dtype, halves),
+            qkv=make(shape.q_size + 2 * shape.kv_size, exact, halves),
+            q=make(shape.q_size, operand_dtype(dtype)),
+            attended=make(shape.q_size, dtype, halves),
+            delta=make(shape.hidden, exact, halves),
+            gate_up=make(2 * shape.intermediate, exact),
+            active=make(shape.intermediate, dtype),
+            logits=make(shape.vocab, exact),
+            runs=torch.empty(tokens, 4, -(-shape.vocab // RUN), device=device),
+        )
 
 
 class PlainStep:
@@ -199,11 +211,12 @@ class PlainStep:
         assert supports(shape.head_dim)
         self.kept = kept
         space = space or Workspace.make(decoder, self.tokens)
-        self.hidden, self.normed, self.qkv, self.q, self.attended = (
-            whole[: self.tokens] for whole in (space.hidden, space.normed, space.qkv, space.q, space.attended)
+        self.hidden, self.q, self.gate_up, self.active, self.logits, self.runs = (
+            whole[: self.tokens]
+            for whole in (space.hidden, space.q, space.gate_up, space.active, space.logits, space.runs)
         )
-        self.gate_up, self.active, self.logits, self.runs = (
-            whole[: self.tokens] for whole in (space.gate_up, space.active, space.logits, space.runs)
+        self.normed, self.qkv, self.attended, self.delta = (
+            whole[: space.halves * self.tokens] for whole in (space.normed, space.qkv, space.attended, space.delta)
         )
         group = shape.heads // shape.kv_heads
         self.splits = splits or splits_for(rows * shape.kv_heads, state.tables.shape[1] * BLOCK, kv.device)
@@ -216,10 +229,10 @@ class PlainStep:
         self.hidden.copy_(decoder.embed[state.ids[:tokens]])
         for number in range(decoder.shape.layers):
             self._layer(number)
-        self._norm(decoder.norm)
+        self._norm(decoder.norm, self.normed[:tokens])
         if self.kept is not None:
             launch_keep(decoder, self.hidden, self.kept, state, self.width, chained=False)
-        product_into(self.logits, self.normed, decoder.output_weight)
+        product_into(self.logits, self.normed[:tokens], decoder.output_weight)
         count = self.runs.shape[-1]
         runs_kernel[tokens, -(-count // 16)](
             self.logits, state.policy_T, state.behaviour_T, self.runs, count,
@@ -230,16 +243,16 @@ class PlainStep:
     def _layer(self, number: int) -> None:
         decoder, state, shape = self.decoder, self.state, self.decoder.shape
         layer, (keys, values) = decoder._layers[number], self.kv[number]
-        self._norm(layer.input_norm)
+        self._norm(layer.input_norm, self.normed)
         product_into(self.qkv, self.normed, layer.qkv)
         self._rope(number)
         decode_attention(
             self.q, keys, values, self.attended, state.tables, state.positions[: self.tokens], self.scratch,
             self.splits, self.chained, width=self.width,
         )  # fmt: skip
-        product_into(self.hidden, self.attended, layer.out, add=True)
-        self._norm(layer.post_norm)
-        product_into(self.gate_up, self.normed, layer.gate_up)
+        product_into(self.delta, self.attended, layer.out)
+        self._norm(layer.post_norm, self.normed[: self.tokens], self.delta)
+        product_into(self.gate_up, self.normed[: self.tokens], layer.gate_up)
         silu_kernel[self.tokens, -(-shape.intermediate // 2048)](
             self.gate_up, self.active, self.active, N=shape.intermediate, BLOCK=2048, KEEP=False, CHAINED=False,
             num_warps=8,
@@ -253,17 +266,13 @@ class PlainStep:
         bias, *gains = (self.qkv if one is None else one for one in (layer.qkv_bias, layer.q_norm, layer.k_norm))
         rope_kv_kernel[self.tokens, shape.heads + 2 * shape.kv_heads](
             self.qkv, bias, *gains, decoder.rope_table, state.positions, state.tables, state.live, self.q, keys,
-            values, shape.norm_eps, state.tables.stride(0),
+            values, shape.norm_eps, state.tables.stride(0), self.tokens,
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, HEAD=shape.head_dim, PAGE=BLOCK, WIDTH=self.width,
-            BIAS=has_bias, QK_NORM=has_norms, CHAINED=False, num_warps=1,
+            TWICE=len(self.qkv) > self.tokens, BIAS=has_bias, QK_NORM=has_norms, CHAINED=False, num_warps=1,
         )  # fmt: skip
 
-    def _norm(self, gain: Tensor) -> None:
-        hidden = self.decoder.shape.hidden
-        norm_kernel[self.tokens,](
-            self.hidden, gain, self.normed, self.decoder.shape.norm_eps,
-            K=hidden, BLOCK=1 << (hidden - 1).bit_length(), CHAINED=False, num_warps=4,
-        )  # fmt: skip
+    def _norm(self, gain: Tensor, out: Tensor, delta: Tensor | None = None) -> None:
+        launch_norm(self.hidden, gain, out, self.decoder.shape.norm_eps, delta)
 
 
 def launch_draw(logits: Tensor, runs: Tensor, state: DecodeState, rows: int, chained: bool) -> None:

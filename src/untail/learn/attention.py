@@ -18,7 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 from untail.engine.attention.base import Attention, operand_dtype
 from untail.engine.attention.varlen import VarlenAttention
 from untail.engine.models.decoder import Decoder
-from untail.engine.models.product import at_least_float32
+from untail.engine.models.product import at_least_float32, fine_dtype
 
 LARGEST_HEAD = 256
 CAUSAL = (-1, 0)
@@ -64,7 +64,7 @@ class Rounded:
             return self._attention(layer, q_THD, k_TKD, v_TKD)
         scale = Scale()
         q_THD, k_TKD, v_TKD = (_Enter.apply(x, operand_dtype(weights), scale) for x in (q_THD, k_TKD, v_TKD))
-        return _Leave.apply(self._attention(layer, q_THD, k_TKD, v_TKD), weights, scale)
+        return _Leave.apply(self._attention(layer, q_THD, k_TKD, v_TKD), fine_dtype(weights), scale)
 
 
 class Scale:

@@ -36,6 +36,14 @@ def test_a_step_equals_the_decoder():
     )
 
 
+def test_a_step_in_half_precision_is_near_the_decoder_in_float32():
+    interpret(
+        "check_half_step('cpu', SHAPES['qwen2'], 'FusedStep', 1, torch.bfloat16)",
+        "check_half_step('cpu', SHAPES['qwen2'], 'PlainStep', 3, torch.float16)",
+        "check_half_step('cpu', SHAPES['qwen3'], 'PlainStep', 3, torch.bfloat16)",
+    )
+
+
 def test_temperatures():
     interpret("check_temperatures('cpu')")
 

@@ -20,6 +20,7 @@ from untail.engine.attention.sdpa import Span
 from untail.engine.blocks import BLOCK
 from untail.engine.device_kernels import HEAD_SIZES
 from untail.engine.kernels.chain import start, wait
+from untail.engine.kernels.elementwise import store_halves
 
 LOG2_E = 1.4426950408889634
 KEYS = 64  # keys looked at in one go
@@ -113,10 +114,10 @@ def add_up(
 @triton.jit
 def paged_kernel(
     q, keys, values, out, tables, contexts, query_starts, tile_sequences, tile_tokens, partial, sums, arrivals,
-    table_stride, scale_log2,
+    table_stride, scale_log2, low,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
-    CHAINED: tl.constexpr,
+    TWICE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Split s of a tile looks at blocks s, s + SPLITS, ... of KEYS keys: its first is known before the context is.
 
@@ -172,7 +173,8 @@ def paged_kernel(
             return
         sum_R, out_RH = add_up(partial, sums, place, live_splits, is_row_R, row, place_RH, ROWS, HEAD, SPLITS)
         tl.store(arrivals + tile * KV_HEADS + kv_head, 0)  # ready for the next launch
-    tl.store(out + q_offset_RH, out_RH / sum_R[:, None], mask=is_row_R[:, None])
+    out_RH = (out_RH / sum_R[:, None]).to(q_RH.dtype).to(tl.float32)  # the precision that the learner's kernel gives
+    store_halves(out, q_offset_RH, low, out_RH, is_row_R[:, None], TWICE)
 
 
 class Scratch(NamedTuple):
@@ -252,9 +254,9 @@ class TritonPaged:
         tiles, (kv_heads, head_dim) = self.tiles, size
         paged_kernel[len(tiles.tile_sequences), kv_heads, tiles.splits](
             q_THD, keys, values, out, tiles.tables, tiles.contexts, tiles.query_starts,
-            tiles.tile_sequences, tiles.tile_tokens, *self.scratch, tiles.tables.stride(0), scale_log2(head_dim),
+            tiles.tile_sequences, tiles.tile_tokens, *self.scratch, tiles.tables.stride(0), scale_log2(head_dim), 0,
             GROUP=self.heads_per_kv, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=tiles.rows, KEYS=KEYS,
-            SPLITS=tiles.splits, WIDTH=0, STAGES=2, EARLY=False, CHAINED=False, num_warps=4,
+            SPLITS=tiles.splits, WIDTH=0, STAGES=2, EARLY=False, TWICE=False, CHAINED=False, num_warps=4,
         )  # fmt: skip
         return out
 
@@ -264,7 +266,8 @@ def decode_attention(
     splits: int, chained: bool, keys_at_once: int = KEYS, warps: int = 4, width: int = 1, early: bool = False,
 ) -> None:  # fmt: skip
     """`width` tokens of each sequence, keys and values written already; nothing here looks at the host. `early`: what
-    no kernel that may still run will write, which is all but the token's own key and value, is not waited for."""
+    no kernel that may still run will write, which is all but the token's own key and value, is not waited for. With
+    twice the rows, `out_BD` gets halves, the low ones after the high ones."""
     kv_heads, head_dim = keys.shape[-2:]
     group, tiles = q_BD.shape[1] // (kv_heads * head_dim), len(q_BD) // width
     rows = rows_for(width, group)
@@ -272,9 +275,10 @@ def decode_attention(
     assert width == 1 or not early, "only one key is new"
     paged_kernel[tiles, kv_heads, splits](
         q_BD, keys, values, out_BD, tables, positions_B, positions_B, positions_B, positions_B, *scratch,
-        tables.stride(0), scale_log2(head_dim),
+        tables.stride(0), scale_log2(head_dim), q_BD.numel(),
         GROUP=group, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=rows, KEYS=keys_at_once,
-        SPLITS=splits, WIDTH=width, STAGES=2, EARLY=early, CHAINED=chained, num_warps=warps,
+        SPLITS=splits, WIDTH=width, STAGES=2, EARLY=early, TWICE=len(out_BD) > len(q_BD), CHAINED=chained,
+        num_warps=warps,
         **({"launch_pdl": True} if chained else {}),
     )  # fmt: skip
 

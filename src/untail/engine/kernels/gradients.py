@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from untail.engine.kernels.elementwise import norm_kernel, silu_kernel
+from untail.engine.kernels.elementwise import launch_norm, silu_kernel
 from untail.engine.models.product import product
 
 PROGRAMS = 528  # of a norm's gradient: four for each of an H200's processors
 
 
-def norm(x_TD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
+def norm(x_TD: Tensor, gain_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     if torch.is_grad_enabled():
-        return _Norm.apply(x_TD, gain_D, eps)
-    return _normed(x_TD, gain_D, eps)
+        return _Norm.apply(x_TD, gain_D, eps, dtype)
+    return _normed(x_TD, gain_D, eps, dtype)
 
 
 def gated(x_TD: Tensor, weight_ID: Tensor) -> Tensor:
@@ -32,12 +32,9 @@ def gated(x_TD: Tensor, weight_ID: Tensor) -> Tensor:
     return _activated(product(x_TD, weight_ID), x_TD.new_empty(0))
 
 
-def _normed(x_TD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
-    T, D = x_TD.shape
-    out_TD = torch.empty_like(x_TD, dtype=gain_D.dtype)
-    norm_kernel[T,](
-        x_TD, gain_D, out_TD, eps, K=D, BLOCK=triton.next_power_of_2(D), CHAINED=False, num_warps=4,
-    )  # fmt: skip
+def _normed(x_TD: Tensor, gain_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    out_TD = torch.empty_like(x_TD, dtype=dtype)
+    launch_norm(x_TD, gain_D, out_TD, eps)
     return out_TD
 
 
@@ -53,10 +50,10 @@ def _activated(gate_up: Tensor, kept: Tensor) -> Tensor:
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, gain_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x_TD, gain_D)
         ctx.eps = eps
-        return _normed(x_TD, gain_D, eps)
+        return _normed(x_TD, gain_D, eps, dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -68,7 +65,7 @@ class _Norm(torch.autograd.Function):
             x_TD, gain_D, grads[0].contiguous(), grad_x_TD, grad_gain_PD, ctx.eps, T, programs,
             K=D, BLOCK=triton.next_power_of_2(D), num_warps=8,
         )  # fmt: skip
-        return grad_x_TD, grad_gain_PD.sum(0).to(gain_D.dtype), None
+        return grad_x_TD, grad_gain_PD.sum(0).to(gain_D.dtype), None, None
 
 
 class _Gated(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from untail.engine.attention.base import Attention
-from untail.engine.models.product import at_least_float32, product
+from untail.engine.models.product import at_least_float32, fine_dtype, product
 from untail.engine.models.rope import cos_sin_table, rotate
 from untail.engine.models.shape import Shape
 
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
     def qkv(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A layer's queries, keys and values, rotated."""
         layer, shape = self._layers[number], self.shape
-        qkv = product(self.rms(hidden_TD, layer.input_norm), layer.qkv)
+        qkv = product(self.rms(hidden_TD, layer.input_norm, fine_dtype(layer.qkv.dtype)), layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
         qkv = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
     def after_attention(self, number: int, hidden_TD: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: what attention found is added, then the feed-forward."""
         layer = self._layers[number]
-        hidden_TD = product(attended.to(layer.out.dtype), layer.out, onto_RO=hidden_TD)
+        hidden_TD = product(attended, layer.out, onto_RO=hidden_TD)
         active = self._gated(self.rms(hidden_TD, layer.post_norm), layer.gate_up)
         return product(active, layer.down, onto_RO=hidden_TD)
 
@@ -141,13 +141,14 @@ class Decoder(nn.Module):
     def output_weight(self) -> Tensor:
         return self.embed if self.head is None else self.head
 
-    def rms(self, x_TD: Tensor, gain: Tensor) -> Tensor:
-        """Normed, in the precision of the weights."""
+    def rms(self, x_TD: Tensor, gain: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Normed, in the precision of the weights if not in another."""
+        dtype = dtype or gain.dtype
         if _has_kernels(gain):
             from untail.engine.kernels import gradients  # here: only a GPU needs Triton
 
-            return gradients.norm(x_TD, gain, self.shape.norm_eps)
-        return F.rms_norm(x_TD, gain.shape, gain.to(x_TD.dtype), self.shape.norm_eps).to(gain.dtype)
+            return gradients.norm(x_TD, gain, self.shape.norm_eps, dtype)
+        return F.rms_norm(x_TD, gain.shape, gain.to(x_TD.dtype), self.shape.norm_eps).to(dtype)
 
     def _head_norm(self, x_THD: Tensor, gain: Tensor) -> Tensor:
         return F.rms_norm(x_THD, gain.shape, gain.to(x_THD.dtype), self.shape.norm_eps)

@@ -2,7 +2,8 @@
 
 Engine and learner add up in different orders, and whatever is rounded afterwards makes them differ by one bit of bf16
 here and there; a few layers on, everything differs by that. So only what a product or attention takes is in half
-precision.
+precision, and the small products on either side of attention take twice the bits: beside bf16 weights, their operand is
+the sum of two halves, each multiplied.
 
 Invariant: results are in float32 or better. Weights in float32 or better go torch's way (few_rows.py).
 """
@@ -19,8 +20,14 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def fine_dtype(weights: torch.dtype) -> torch.dtype:
+    """Of what the products around attention take: bf16 alone is too coarse."""
+    return torch.float32 if weights == torch.bfloat16 else weights
+
+
 def product(x_RI: Tensor, weight_OI: Tensor, onto_RO: Tensor | None = None) -> Tensor:
-    """x W^T, added to `onto_RO` if that is there. Differentiable."""
+    """x W^T, added to `onto_RO` if that is there. Differentiable. An x of more bits than the weights is taken in two
+    halves."""
     if weight_OI.dtype == at_least_float32(weight_OI.dtype):
         out_RO = linear(x_RI, weight_OI)
         return out_RO if onto_RO is None else onto_RO + out_RO
@@ -43,6 +50,13 @@ def _sums(x_RI: Tensor, weight_OI: Tensor, onto_RO: Tensor | None = None) -> Ten
     if not x_RI.is_cuda:
         out_RO = x_RI.float() @ weight_OI.float().T
         return out_RO if onto_RO is None else onto_RO + out_RO
+    if x_RI.dtype != weight_OI.dtype:
+        from untail.engine.kernels.elementwise import halves  # here: only a GPU needs Triton
+
+        high_RI, low_RI = halves(x_RI, weight_OI.dtype)
+        out_RO = _sums(high_RI, weight_OI, onto_RO)
+        product_into(out_RO, low_RI, weight_OI, add=True)
+        return out_RO
     if onto_RO is None:
         return torch.mm(x_RI, weight_OI.T, out_dtype=torch.float32)
     return torch.addmm(onto_RO, x_RI, weight_OI.T, out_dtype=torch.float32)
@@ -53,7 +67,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_RI: Tensor, weight_OI: Tensor, onto_RO: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x_RI, weight_OI)
+        ctx.save_for_backward(x_RI.to(weight_OI.dtype), weight_OI)
+        ctx.dtype = x_RI.dtype
         return _sums(x_RI, weight_OI, onto_RO)
 
     @staticmethod
@@ -62,7 +77,7 @@ class _Product(torch.autograd.Function):
         grad_RO = grads[0].to(weight_OI.dtype)
         of_x, of_weight, of_onto = ctx.needs_input_grad
         return (
-            grad_RO @ weight_OI if of_x else None,
+            (grad_RO @ weight_OI).to(ctx.dtype) if of_x else None,
             grad_RO.T @ x_RI if of_weight else None,
             grads[0] if of_onto else None,
         )
