@@ -14,6 +14,7 @@ from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import DecodeState, Row
 from untail.engine.graphs import DecodeGraphs
+from untail.engine.models import product
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.shape import Rope, Shape
 
@@ -159,7 +160,7 @@ def float32_product_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tenso
 
 
 @torch.inference_mode()
-def check_half_step(device: str, shape: Shape, kind: str, count: int, dtype: torch.dtype) -> None:
+def check_half_step(device: str, shape: Shape, kind: str, count: int, dtype: torch.dtype, wide: int = 2048) -> None:
     """Logits of a step in half precision are near those of the same weights in float32."""
     from untail.engine import fused
 
@@ -172,8 +173,9 @@ def check_half_step(device: str, shape: Shape, kind: str, count: int, dtype: tor
     state = DecodeState.make(count, 16, 1, device)
     state.write(dict(enumerate(rows)))
     chained = theirs.is_cuda and torch.cuda.get_device_capability()[0] >= 9
-    step = getattr(fused, kind)(half, theirs.to(operand_dtype(dtype)), state, count, chained)
-    with patch.object(fused, "product_into", float32_product_into) if device == "cpu" else nullcontext():
+    on_cpu = patch.object(fused, "product_into", float32_product_into) if device == "cpu" else nullcontext()
+    with patch.object(product, "WIDE", wide), on_cpu:
+        step = getattr(fused, kind)(half, theirs.to(operand_dtype(dtype)), state, count, chained)
         step()
     logits = reference_logits(exact, theirs, rows)
     assert (step.logits - logits).norm() < 0.02 * logits.norm()

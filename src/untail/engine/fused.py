@@ -182,7 +182,7 @@ class Workspace:
     @classmethod
     def make(cls, decoder: Decoder, tokens: int) -> "Workspace":
         shape, dtype, device = decoder.shape, decoder.embed.dtype, decoder.embed.device
-        exact, halves = at_least_float32(dtype), 1 if fine_dtype(dtype) == dtype else 2
+        exact, halves = at_least_float32(dtype), 1 if fine_dtype(dtype, shape.hidden) == dtype else 2
         make = lambda size, kind, times=1: torch.empty(times * tokens, size, device=device, dtype=kind)
         return cls(
             tokens,

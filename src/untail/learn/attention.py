@@ -64,7 +64,9 @@ class Rounded:
             return self._attention(layer, q_THD, k_TKD, v_TKD)
         scale = Scale()
         q_THD, k_TKD, v_TKD = (_Enter.apply(x, operand_dtype(weights), scale) for x in (q_THD, k_TKD, v_TKD))
-        return _Leave.apply(self._attention(layer, q_THD, k_TKD, v_TKD), fine_dtype(weights), scale)
+        return _Leave.apply(
+            self._attention(layer, q_THD, k_TKD, v_TKD), fine_dtype(weights, self._decoder.shape.hidden), scale
+        )
 
 
 class Scale:

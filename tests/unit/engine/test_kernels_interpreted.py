@@ -41,6 +41,7 @@ def test_a_step_in_half_precision_is_near_the_decoder_in_float32():
         "check_half_step('cpu', SHAPES['qwen2'], 'FusedStep', 1, torch.bfloat16)",
         "check_half_step('cpu', SHAPES['qwen2'], 'PlainStep', 3, torch.float16)",
         "check_half_step('cpu', SHAPES['qwen3'], 'PlainStep', 3, torch.bfloat16)",
+        "check_half_step('cpu', SHAPES['llama'], 'PlainStep', 2, torch.bfloat16, wide=16)",
     )
 
 

@@ -5,8 +5,8 @@ import torch
 from tests.helpers.kernels import SHAPES, make_decoder
 
 from untail.engine.attention.varlen import VarlenAttention
+from untail.engine.models import product
 from untail.engine.models.decoder import Decoder
-from untail.engine.models.product import fine_dtype
 from untail.learn.attention import Rounded
 
 LENGTHS = [5, 5, 9]
@@ -29,10 +29,15 @@ class Seen:
 
 
 @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16])
-def test_operands_are_fp16_and_the_output_is_as_its_product_takes_it(weights):
+@pytest.mark.parametrize("wide", [False, True])
+def test_operands_are_fp16_and_the_output_is_as_its_product_takes_it(monkeypatch, weights, wide):
+    monkeypatch.setattr(product, "WIDE", 16 if wide else 2048)
     seen, decoder = Seen(), Decoder(SHAPES["llama"], "cpu", weights)
     out = Rounded(seen, decoder)(0, *given())
-    assert (seen.dtypes, out.dtype) == ({torch.float16}, fine_dtype(weights))
+    assert (seen.dtypes, out.dtype) == (
+        {torch.float16},
+        torch.float32 if weights == torch.bfloat16 and not wide else weights,
+    )
 
 
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])

@@ -115,7 +115,7 @@ class Decoder(nn.Module):
     def qkv(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A layer's queries, keys and values, rotated."""
         layer, shape = self._layers[number], self.shape
-        qkv = product(self.rms(hidden_TD, layer.input_norm, fine_dtype(layer.qkv.dtype)), layer.qkv)
+        qkv = product(self.rms(hidden_TD, layer.input_norm, fine_dtype(layer.qkv.dtype, shape.hidden)), layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
         qkv = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
@@ -130,6 +130,8 @@ class Decoder(nn.Module):
     def after_attention(self, number: int, hidden_TD: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: what attention found is added, then the feed-forward."""
         layer = self._layers[number]
+        if fine_dtype(layer.out.dtype, self.shape.hidden) == layer.out.dtype:
+            attended = attended.to(layer.out.dtype)
         hidden_TD = product(attended, layer.out, onto_RO=hidden_TD)
         active = self._gated(self.rms(hidden_TD, layer.post_norm), layer.gate_up)
         return product(active, layer.down, onto_RO=hidden_TD)

@@ -47,8 +47,10 @@ def test_a_product_in_place_takes_the_place_of_what_is_there_or_adds_to_it():
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_decoder_in_half_precision_keeps_its_residual_stream_in_float32(family):
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_decoder_in_half_precision_keeps_its_residual_stream_in_float32(monkeypatch, family, wide):
     """So that a small addend is not lost beside a large one: here the first layer's, beside an embedding of 300."""
+    monkeypatch.setattr("untail.engine.models.product.WIDE", 16 if wide else 2048)
     exact = make_decoder(SHAPES[family], "cpu")
     exact.embed[:, 0] += 300.0
     half = type(exact)(SHAPES[family], "cpu", torch.bfloat16).requires_grad_(False)
