@@ -36,6 +36,7 @@ def test_temperatures():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gradients(dtype):
     kernels.check_gradients("cuda", dtype)
+    kernels.check_operands("cuda", dtype)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])

@@ -16,6 +16,7 @@ from untail.engine.decode_state import DecodeState, Row
 from untail.engine.graphs import DecodeGraphs
 from untail.engine.models import product
 from untail.engine.models.decoder import Decoder
+from untail.engine.models.rope import rotate
 from untail.engine.models.shape import Rope, Shape
 
 COMMON = {"vocab": 150, "hidden": 32, "intermediate": 48, "layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 16}
@@ -204,6 +205,36 @@ def check_gradients(device: str, dtype: torch.dtype) -> None:
     theirs = both(plain_norm, plain_gate, x, gain.float(), weight.float())
     for one, other, kind in zip(ours, theirs, (torch.float32, torch.float32, dtype, dtype), strict=True):
         assert one.dtype == kind
+        assert (one.float() - other).norm() < (1e-5 if dtype == torch.float32 else 0.01) * other.norm()
+
+
+def check_operands(device: str, dtype: torch.dtype) -> None:
+    """Queries, keys and values, and the gradients through them, equal the plain decoder's in float32."""
+    from untail.engine.kernels import gradients
+
+    shape = SHAPES["qwen2"]
+    decoder = make_decoder(shape, device)
+    layer, tokens = decoder._layers[0], 37
+    random = torch.Generator().manual_seed(4)
+    make = lambda *size: torch.randn(size, generator=random).to(device)
+    cos, sin = decoder.rope_table[torch.arange(3, 3 + tokens)].unbind(1)
+    normed, slopes = make(tokens, shape.hidden), [make(tokens, n, shape.head_dim) for n in (6, 2, 2)]
+    given = [one.detach().to(dtype).float() for one in (normed, layer.qkv, layer.qkv_bias)]
+
+    def through(operands, kinds):
+        leaves = [one.to(kind).requires_grad_() for one, kind in zip(given, kinds, strict=True)]
+        found = operands(*leaves)
+        loss = sum((one.float() * slope).sum() for one, slope in zip(found, slopes, strict=True))
+        return *found, *torch.autograd.grad(loss, leaves)
+
+    def plain(normed, weight, bias):
+        q, k, v = (normed @ weight.T + bias).unflatten(1, (-1, shape.head_dim)).split((6, 2, 2), dim=1)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    ours = through(lambda *x: gradients.attention_operands(*x, cos, sin, shape), (torch.float32, dtype, dtype))
+    theirs = through(plain, [torch.float32] * 3)
+    assert {one.dtype for one in ours[:3]} == {operand_dtype(dtype)}
+    for one, other in zip(ours, theirs, strict=True):
         assert (one.float() - other).norm() < (1e-5 if dtype == torch.float32 else 0.01) * other.norm()
 
 

@@ -118,15 +118,14 @@ class Critic:
         tokens = sum(mask.sum() for mask in taught.values())
         losses, taken = [], 0
         for _ in range(self.config.epochs if tokens else 0):
-            losses.append(self._sum_gradients(reading, returns, taught, tokens))
+            losses.append(self._sum_gradients(reading, returns, taught) / tokens)
+            self.optimizer.divide(tokens)
             taken += self.optimizer.step()[1]
         skipped = len(losses) - taken
         return {"critic_skipped": skipped, **({"value_loss": losses[0]} if losses and np.isfinite(losses[0]) else {})}
 
-    def _sum_gradients(
-        self, reading: Reading, returns: dict[str, np.ndarray], taught: dict[str, np.ndarray], tokens: int
-    ) -> float:
-        """The loss of all micro-batches; its gradient is with the optimizer."""
+    def _sum_gradients(self, reading: Reading, returns: dict[str, np.ndarray], taught: dict[str, np.ndarray]) -> float:
+        """The sum of all tokens' losses; its gradient is with the optimizer. A mean's would vanish in fp16."""
         total = 0.0
 
         def add(micro: MicroBatch) -> None:
@@ -134,8 +133,8 @@ class Critic:
             old_R, return_R, taught_R = self._columns(micro, reading.value_N, returns, taught)
             value_R = self.head(self._hidden(reading, micro))
             loss = self._value_loss(value_R[taught_R], old_R[taught_R], return_R[taught_R])
-            (loss / tokens).backward()
-            total += loss.item() / tokens
+            loss.backward()
+            total += loss.item()
 
         def undo() -> None:
             nonlocal total

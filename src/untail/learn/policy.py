@@ -8,7 +8,7 @@ from torch import Tensor
 
 from untail.engine.attention.varlen import SharedPrefixAttention
 from untail.engine.models.decoder import Decoder
-from untail.learn.attention import Rounded, WholeSequences
+from untail.learn.attention import WholeSequences
 from untail.learn.logprob import LossOfRows, head_loss, token_logprobs
 from untail.learn.pack import MicroBatch
 from untail.learn.prune import forward_with_constants
@@ -41,8 +41,7 @@ class Policy:
 
     def hidden(self, micro: MicroBatch, hear: Hear | None = None) -> Tensor:
         """The normed hidden state that predicts each token in the loss, [R, D]."""
-        shared = SharedPrefixAttention(WholeSequences(micro.lengths), micro.unrolled_U, micro.home_T)
-        attention = Rounded(shared, self.decoder)
+        attention = SharedPrefixAttention(WholeSequences(micro.lengths), micro.unrolled_U, micro.home_T)
         tokens = (micro.ids_T, micro.positions_T)
         if micro.live < len(micro.ids_T):
             rest = (micro.live, attention, micro.recompute)

@@ -29,7 +29,6 @@ from torch.distributed import ProcessGroup
 from untail.config import LearnConfig, RolloutConfig
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.names import split_out
-from untail.errors import ConfigError
 from untail.learn.logprob import rows_at_once
 from untail.learn.loss import PolicyLoss
 from untail.learn.memory import Memory, gauge_of
@@ -86,11 +85,6 @@ class Trainer:
             self.reference = Policy(start, temperature, logit_rows)
         self.values: Values | None = None
         if self.rules.advantage.needs_values:
-            if config.critic is not None and config.critic.kind == "model" and self._dtype == torch.float16:
-                raise ConfigError(
-                    'learn.critic.kind = "model" cannot be trained in engine.dtype = "float16"; '
-                    'take engine.dtype = "bfloat16", or learn.critic.kind = "head"'
-                )
             self.values = Values(decoder, config, self.rules.advantage, self.memory)
         self.ranks.shard(decoder)
         self._optimizer = Optimizer(decoder.named_parameters(), config)

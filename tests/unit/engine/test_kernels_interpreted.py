@@ -52,6 +52,7 @@ def test_temperatures():
 def test_gradients():
     # The interpreter cuts bf16 off where a GPU rounds it.
     interpret("check_gradients('cpu', torch.float32)", "check_gradients('cpu', torch.float16)")
+    interpret("check_operands('cpu', torch.float32)", "check_operands('cpu', torch.float16)")
 
 
 @pytest.mark.slow

@@ -304,9 +304,10 @@ def test_weights_in_low_precision_train_through_their_masters(dtype):
         assert torch.equal(parameter, masters[f"weight.{name}"].to(dtype))
 
 
-def test_fp16_learns_what_float32_learns():
-    """Its gradients would vanish if they were gathered of the mean: here it is over ten million tokens."""
-    exact, low = random_decoder("llama"), random_decoder("llama", dtype=torch.float16)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_learns_what_float32_learns(dtype):
+    """In fp16, gradients would vanish if they were gathered of the mean: here it is over ten million tokens."""
+    exact, low = random_decoder("llama"), random_decoder("llama", dtype=dtype)
     config = learn_config(lr=1e-3, warmup_steps=0, loss="constant", loss_length=10_000_000, max_grad_norm=1e9)
     figures = [Trainer(decoder, config).update(uneven_batch(VOCAB)) for decoder in (exact, low)]
     assert figures[1]["skipped_updates"] == 0

@@ -16,8 +16,7 @@ class Attention(Protocol):
     """Made for one forward pass over T packed tokens.
 
     Pre: q is [T, H, D], k and v are [T, K, D] with H a multiple of K, rotary positions applied, in the order of the
-    packed tokens, in float32 or better: to round them is up to the attention. Post: [T, H * D], in whatever precision
-    it was computed; token t has seen itself and the earlier tokens of its own sequence and nothing
+    packed tokens. Post: [T, H * D]; token t has seen itself and the earlier tokens of its own sequence and nothing
     else. An implementation with a cache stores k and v before it reads.
     """
 

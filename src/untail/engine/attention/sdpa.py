@@ -70,7 +70,6 @@ class PagedSdpa:
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         keys, values = self.kv[layer]
         size = keys.shape[-2:]
-        q_THD, k_TKD, v_TKD = q_THD.to(keys.dtype), k_TKD.to(keys.dtype), v_TKD.to(keys.dtype)
         keys.view(-1, *size).index_copy_(0, self.slots_T, k_TKD)
         values.view(-1, *size).index_copy_(0, self.slots_T, v_TKD)
         parts = [self._together(group, q_THD, keys, values) for group in self.groups]

@@ -247,13 +247,12 @@ class TritonPaged:
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         keys, values = self.kv[layer]
         size = keys.shape[-2:]
-        keys.view(-1, *size).index_copy_(0, self.slots_T, k_TKD.to(keys.dtype))
-        values.view(-1, *size).index_copy_(0, self.slots_T, v_TKD.to(keys.dtype))
-        q_THD = q_THD.to(keys.dtype).contiguous()
+        keys.view(-1, *size).index_copy_(0, self.slots_T, k_TKD)
+        values.view(-1, *size).index_copy_(0, self.slots_T, v_TKD)
         out = torch.empty(len(q_THD), q_THD.shape[1] * q_THD.shape[2], dtype=q_THD.dtype, device=q_THD.device)
         tiles, (kv_heads, head_dim) = self.tiles, size
         paged_kernel[len(tiles.tile_sequences), kv_heads, tiles.splits](
-            q_THD, keys, values, out, tiles.tables, tiles.contexts, tiles.query_starts,
+            q_THD.contiguous(), keys, values, out, tiles.tables, tiles.contexts, tiles.query_starts,
             tiles.tile_sequences, tiles.tile_tokens, *self.scratch, tiles.tables.stride(0), scale_log2(head_dim), 0,
             GROUP=self.heads_per_kv, KV_HEADS=kv_heads, HEAD=head_dim, PAGE=BLOCK, ROWS=tiles.rows, KEYS=KEYS,
             SPLITS=tiles.splits, WIDTH=0, STAGES=2, EARLY=False, TWICE=False, CHAINED=False, num_warps=4,

@@ -20,7 +20,7 @@ def store_halves(out, place, low, value, mask, TWICE: tl.constexpr):
         tl.store(out + low + place, value - high.to(tl.float32), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
     hidden, delta, gain, out, eps, rows,
     K: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, TWICE: tl.constexpr,
@@ -38,7 +38,7 @@ def norm_kernel(
     store_halves(out, row * K + k, low, normed, inside, TWICE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def halves_kernel(x, out, size, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + place, mask=place < size, other=0.0).to(tl.float32)
@@ -62,7 +62,7 @@ def launch_norm(hidden: Tensor, gain: Tensor, out: Tensor, eps: float, delta: Te
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rope_kv_kernel(
     qkv, bias, q_gain, k_gain, rope_table, positions, tables, live, q, keys, values, eps, table_stride, rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,

@@ -1,9 +1,9 @@
-"""Norm and gated feed-forward on a GPU with their gradients, for half-precision weights (models/product.py).
+"""Norm, attention's operands and gate on a GPU with their gradients, for half-precision weights (models/product.py).
 
 Invariant: computed in float32; what a product takes next leaves in the weights' precision, and so does what is kept for
 the backward pass, except a norm's input, which the residual stream keeps anyhow.
 
-Shape suffixes: T tokens, D hidden, I inner.
+Shape suffixes: T tokens, D hidden, I inner, N heads of queries, keys and values together, H a head's numbers.
 """
 
 from typing import Any
@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from untail.engine.attention.base import operand_dtype
 from untail.engine.kernels.elementwise import launch_norm, silu_kernel
 from untail.engine.models.product import product
+from untail.engine.models.shape import Shape
 
 PROGRAMS = 528  # of a norm's gradient: four for each of an H200's processors
 
@@ -30,6 +32,36 @@ def gated(x_TD: Tensor, weight_ID: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return _Gated.apply(x_TD, weight_ID)
     return _activated(product(x_TD, weight_ID), x_TD.new_empty(0))
+
+
+def attention_operands(
+    x_TD: Tensor, weight: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, shape: Shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of the normed x; the first two turned."""
+    given = (x_TD, weight, bias, cos, sin, shape.heads + shape.kv_heads, shape.head_dim)
+    out_TNH = _Operands.apply(*given) if torch.is_grad_enabled() else _operands(*given)
+    q, k, v = out_TNH.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+    return q, k, v
+
+
+def _operands(
+    x_TD: Tensor, weight: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, turned: int, head_dim: int
+) -> Tensor:
+    qkv_TNH = product(x_TD, weight).unflatten(1, (-1, head_dim))
+    out_TNH = torch.empty_like(qkv_TNH, dtype=operand_dtype(weight.dtype))
+    _turn(qkv_TNH, bias, cos, sin, out_TNH, turned)
+    return out_TNH
+
+
+def _turn(
+    x_TNH: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, out_TNH: Tensor, turned: int, back: bool = False
+) -> None:
+    """The first `turned` heads of each token by its angles, or back."""
+    T, N, H = x_TNH.shape
+    turn_kernel[triton.cdiv(T, 16), N](
+        x_TNH, x_TNH if bias is None else bias, cos, sin, out_TNH, T, cos.stride(0),
+        TURNED=turned, HEADS=N, HALF=H // 2, ROWS=16, BIAS=bias is not None, BACK=back, num_warps=2,
+    )  # fmt: skip
 
 
 def _normed(x_TD: Tensor, gain_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -68,6 +100,33 @@ class _Norm(torch.autograd.Function):
         return grad_x_TD, grad_gain_PD.sum(0).to(gain_D.dtype), None, None
 
 
+class _Operands(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TD: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        turned: int,
+        head_dim: int,
+    ) -> Tensor:
+        ctx.save_for_backward(x_TD.to(weight.dtype), weight, cos, sin)
+        ctx.given, ctx.turned = (x_TD.dtype, None if bias is None else bias.dtype), turned
+        return _operands(x_TD, weight, bias, cos, sin, turned, head_dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_TD, weight, cos, sin = ctx.saved_tensors
+        kind, of_bias = ctx.given
+        grad = torch.empty_like(grads[0], dtype=weight.dtype, memory_format=torch.contiguous_format)
+        _turn(grads[0].contiguous(), None, cos, sin, grad, ctx.turned, back=True)
+        grad = grad.flatten(1)
+        grad_bias = None if of_bias is None else grad.sum(0, dtype=torch.float32).to(of_bias)
+        return (grad @ weight).to(kind), grad.T @ x_TD, grad_bias, None, None, None, None
+
+
 class _Gated(torch.autograd.Function):
     """Product and gate in one, so that the gradient between them need not be float32."""
 
@@ -89,7 +148,33 @@ class _Gated(torch.autograd.Function):
         return grad @ weight_ID, grad.T @ x_TD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
+def turn_kernel(
+    x, bias, cos, sin, out, rows, turn_stride,
+    TURNED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr,
+    BACK: tl.constexpr,
+):  # fmt: skip
+    """A program has one head of ROWS tokens."""
+    row_R, head, dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1), tl.arange(0, HALF)
+    inside = (row_R < rows)[:, None]
+    place = (row_R.to(tl.int64) * HEADS + head)[:, None] * (2 * HALF) + dim[None, :]
+    a = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x + place + HALF, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        a += tl.load(bias + head * (2 * HALF) + dim).to(tl.float32)[None, :]
+        b += tl.load(bias + head * (2 * HALF) + HALF + dim).to(tl.float32)[None, :]
+    if head < TURNED:
+        angle = row_R.to(tl.int64)[:, None] * turn_stride + dim[None, :]
+        c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+        s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+        if BACK:
+            s = -s
+        a, b = a * c - b * s, b * c + a * s
+    tl.store(out + place, a, mask=inside)
+    tl.store(out + place + HALF, b, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "programs"])
 def norm_grad_kernel(
     x, gain, grad, grad_x, grad_gain, eps, rows, programs, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from untail.engine.attention.base import Attention
+from untail.engine.attention.base import Attention, operand_dtype
 from untail.engine.models.product import at_least_float32, fine_dtype, product
 from untail.engine.models.rope import cos_sin_table, rotate
 from untail.engine.models.shape import Shape
@@ -113,9 +113,14 @@ class Decoder(nn.Module):
         return self.after_attention(number, hidden_TD, attention(number, *self.qkv(number, hidden_TD, cos, sin)))
 
     def qkv(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A layer's queries, keys and values, rotated."""
+        """A layer's queries, keys and values, rotated, as attention takes them."""
         layer, shape = self._layers[number], self.shape
-        qkv = product(self.rms(hidden_TD, layer.input_norm, fine_dtype(layer.qkv.dtype, shape.hidden)), layer.qkv)
+        normed_TD = self.rms(hidden_TD, layer.input_norm, fine_dtype(layer.qkv.dtype, shape.hidden))
+        if _has_kernels(layer.qkv) and layer.q_norm is None:
+            from untail.engine.kernels import gradients  # here: only a GPU needs Triton
+
+            return gradients.attention_operands(normed_TD, layer.qkv, layer.qkv_bias, cos, sin, shape)
+        qkv = product(normed_TD, layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
         qkv = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
@@ -124,8 +129,9 @@ class Decoder(nn.Module):
             qk = torch.cat((self._head_norm(q, layer.q_norm), self._head_norm(k, layer.k_norm)), dim=1)
         else:
             qk, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
-        q, k = rotate(qk, cos, sin).split((shape.heads, shape.kv_heads), dim=1)
-        return q, k, v
+        dtype = operand_dtype(layer.qkv.dtype)
+        q, k = rotate(qk, cos, sin).to(dtype).split((shape.heads, shape.kv_heads), dim=1)
+        return q, k, v.to(dtype)
 
     def after_attention(self, number: int, hidden_TD: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: what attention found is added, then the feed-forward."""
@@ -147,7 +153,7 @@ class Decoder(nn.Module):
         """Normed, in the precision of the weights if not in another."""
         dtype = dtype or gain.dtype
         if _has_kernels(gain):
-            from untail.engine.kernels import gradients  # here: only a GPU needs Triton
+            from untail.engine.kernels import gradients
 
             return gradients.norm(x_TD, gain, self.shape.norm_eps, dtype)
         return F.rms_norm(x_TD, gain.shape, gain.to(x_TD.dtype), self.shape.norm_eps).to(dtype)
