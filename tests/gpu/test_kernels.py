@@ -39,6 +39,13 @@ def test_gradients(dtype):
     kernels.check_operands("cuda", dtype)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_training_pass_in_half_precision_is_near_float32(family, dtype, recompute):
+    kernels.check_training_pass("cuda", kernels.SHAPES[family], dtype, recompute)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_launches_of_several_steps(rows):
     kernels.check_launches("cuda", rows, steps=4)

@@ -11,10 +11,11 @@ import torch
 from untail.engine import sampler
 from untail.engine.attention.base import operand_dtype
 from untail.engine.attention.sdpa import PagedSdpa, Span, make_scratch
+from untail.engine.attention.varlen import VarlenAttention
 from untail.engine.blocks import BLOCK, blocks_for
 from untail.engine.decode_state import DecodeState, Row
 from untail.engine.graphs import DecodeGraphs
-from untail.engine.models import product
+from untail.engine.models import decoder, product
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.rope import rotate
 from untail.engine.models.shape import Rope, Shape
@@ -36,6 +37,15 @@ def make_decoder(shape: Shape, device: str) -> Decoder:
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.copy_(1 + 0.1 * noise if name.endswith("norm") else 0.3 * noise)
     return decoder
+
+
+def pair_of(shape: Shape, device: str, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
+    """In float32 and in half precision, with the same weights."""
+    exact, half = make_decoder(shape, device), Decoder(shape, device, dtype).requires_grad_(False)
+    for ours, theirs in zip(half.parameters(), exact.parameters(), strict=True):
+        ours.copy_(theirs)
+        theirs.copy_(ours)
+    return exact, half
 
 
 def make_kv(shape: Shape, blocks: int, device: str) -> torch.Tensor:
@@ -165,10 +175,7 @@ def check_half_step(device: str, shape: Shape, kind: str, count: int, dtype: tor
     """Logits of a step in half precision are near those of the same weights in float32."""
     from untail.engine import fused
 
-    exact, half = make_decoder(shape, device), Decoder(shape, device, dtype).requires_grad_(False)
-    for ours, theirs in zip(half.parameters(), exact.parameters(), strict=True):
-        ours.copy_(theirs)
-        theirs.copy_(ours)
+    exact, half = pair_of(shape, device, dtype)
     rows = make_rows(CONTEXTS[:count], 4)
     theirs = make_kv(shape, 1 + max(max(row.blocks) for row in rows), device)
     state = DecodeState.make(count, 16, 1, device)
@@ -236,6 +243,26 @@ def check_operands(device: str, dtype: torch.dtype) -> None:
     assert {one.dtype for one in ours[:3]} == {operand_dtype(dtype)}
     for one, other in zip(ours, theirs, strict=True):
         assert (one.float() - other).norm() < (1e-5 if dtype == torch.float32 else 0.01) * other.norm()
+
+
+def check_training_pass(device: str, shape: Shape, dtype: torch.dtype, recompute: bool = False) -> None:
+    """Logits of a decoder in half precision, through its kernels, and all its gradients are near those in float32."""
+    exact, half = pair_of(shape, device, dtype)
+    random = torch.Generator().manual_seed(5)
+    ids, positions = torch.randint(shape.vocab, (30,), generator=random).to(device), torch.arange(30, device=device)
+    slope = torch.randn(30, shape.vocab, generator=random).to(device)
+
+    def passed(model: Decoder) -> tuple[torch.Tensor, ...]:
+        model.requires_grad_(True)
+        logits = model.logits(model(ids, positions, VarlenAttention([30]), recompute))
+        return logits, *torch.autograd.grad((logits * slope).sum(), list(model.parameters()))
+
+    theirs = passed(exact)
+    with patch.object(decoder, "_has_kernels", lambda weight: True):
+        ours = passed(half)
+    for one, other, name in zip(ours, theirs, ["logits", *dict(exact.named_parameters())], strict=True):
+        error = (one.float() - other).norm() / other.norm()
+        assert error < (0.005 if dtype == torch.float16 else 0.03), f"{name}: {error}"
 
 
 def check_temperatures(device: str) -> None:

@@ -55,6 +55,10 @@ def test_gradients():
     interpret("check_operands('cpu', torch.float32)", "check_operands('cpu', torch.float16)")
 
 
+def test_a_training_pass_in_half_precision_is_near_float32():
+    interpret(*(f"check_training_pass('cpu', SHAPES['{family}'], torch.float16)" for family in ("qwen2", "qwen3")))
+
+
 @pytest.mark.slow
 def test_launches_of_several_steps():
     interpret("check_launches('cpu', count=2, steps=2)")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.helpers.kernels import SHAPES, make_decoder
+from tests.helpers.kernels import SHAPES, pair_of
 
 from untail.engine.attention.varlen import VarlenAttention
 from untail.engine.models.product import product, product_into
@@ -51,12 +51,9 @@ def test_a_product_in_place_takes_the_place_of_what_is_there_or_adds_to_it():
 def test_a_decoder_in_half_precision_keeps_its_residual_stream_in_float32(monkeypatch, family, wide):
     """So that a small addend is not lost beside a large one: here the first layer's, beside an embedding of 300."""
     monkeypatch.setattr("untail.engine.models.product.WIDE", 16 if wide else 2048)
-    exact = make_decoder(SHAPES[family], "cpu")
-    exact.embed[:, 0] += 300.0
-    half = type(exact)(SHAPES[family], "cpu", torch.bfloat16).requires_grad_(False)
-    for ours, theirs in zip(half.parameters(), exact.parameters(), strict=True):
-        ours.copy_(theirs)
-        theirs.copy_(ours)
+    exact, half = pair_of(SHAPES[family], "cpu", torch.bfloat16)
+    for one in (exact, half):
+        one.embed[:, 0] = 300.0
     ids, cos, sin = torch.arange(9), *exact.rope_table[torch.arange(9)].unbind(1)
     attention = VarlenAttention([9])
     of_half, of_exact = (one.layer(0, one.embedded(ids), cos, sin, attention) for one in (half, exact))
