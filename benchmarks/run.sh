@@ -108,6 +108,7 @@ OMP_NUM_THREADS=1 .venv/bin/python benchmarks/embodied.py $data/embodied.json 14
 
 # What the host can deal with beside a device that takes no time.
 .venv/bin/python benchmarks/host.py $data/host.json
+.venv/bin/python benchmarks/rounding.py $data/rounding.json
 
 # The quickstart in three modes, one of them in portions too, against what is predicted; the file names the machine.
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/modes.py $data/modes-neoverse.json 8

@@ -81,19 +81,19 @@ def normalise(samples: list[Sample], loss: LossKind, length: int) -> float:
 
     With w_it the weight of token t of sample i, m_i the tokens of sample i's span that the model wrote, c_i what the
     sample counts for, and n = sum_i c_i:
-      token     w_it           over  sum_i c_i m_i
-      sequence  w_it / m_i     over  n
-      constant  w_it           over  n length
+      token     w_it                over  sum_i c_i m_i
+      sequence  w_it length / m_i   over  n length
+      constant  w_it                over  n length
     The sums run over all samples, those that teach nothing included: leaving those out of the compute then changes
     nothing, and neither does the cut into micro-batches. They do not depend on the weights: what a mask takes out is
-    not made up for by what stays.
+    not made up for by what stays. Weights are near 1 and divided later, for gradients go through fp16.
     """
     written = [sample.written for sample in samples]
     for sample, own in zip(samples, written, strict=True):
         if loss == "sequence":
-            sample.weight_N = sample.weight_N / max(own, 1)
+            sample.weight_N = sample.weight_N * (length / max(own, 1))
     pairs = zip(samples, written, strict=True)
-    return float(sum(sample.counts * {"token": own, "sequence": 1, "constant": length}[loss] for sample, own in pairs))
+    return float(sum(sample.counts * (own if loss == "token" else length) for sample, own in pairs))
 
 
 def _within(span: tuple[int, int | None], count: int) -> np.ndarray:
