@@ -106,7 +106,7 @@ done
 # A policy against simulators, in the three modes and as planned.
 OMP_NUM_THREADS=1 .venv/bin/python benchmarks/embodied.py $data/embodied.json 14
 
-# What the host can deal with beside a device that takes no time.
+# What the host can deal with beside a device that takes no time; which roundings make engine and learner differ.
 .venv/bin/python benchmarks/host.py $data/host.json
 .venv/bin/python benchmarks/rounding.py $data/rounding.json
 
