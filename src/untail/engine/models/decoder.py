@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from untail.engine.attention.base import Attention, operand_dtype
-from untail.engine.models.product import at_least_float32, fine_dtype, product
+from untail.engine.models.product import HALF, at_least_float32, fine_dtype, product
 from untail.engine.models.rope import cos_sin_table, rotate
 from untail.engine.models.shape import Shape
 
@@ -115,30 +115,34 @@ class Decoder(nn.Module):
     def qkv(self, number: int, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A layer's queries, keys and values, rotated, as attention takes them."""
         layer, shape = self._layers[number], self.shape
-        normed_TD = self.rms(hidden_TD, layer.input_norm, fine_dtype(layer.qkv.dtype, shape.hidden))
-        if _has_kernels(layer.qkv) and layer.q_norm is None:
+        weight, bias, q_norm = layer.qkv, layer.qkv_bias, layer.q_norm  # each time, a module searches for them
+        normed_TD = self.rms(hidden_TD, layer.input_norm, is_fine=True)
+        if _has_kernels(weight) and q_norm is None:
             from untail.engine.kernels import gradients  # here: only a GPU needs Triton
 
-            return gradients.attention_operands(normed_TD, layer.qkv, layer.qkv_bias, cos, sin, shape)
-        qkv = product(normed_TD, layer.qkv)
-        if layer.qkv_bias is not None:
-            qkv = qkv + layer.qkv_bias
+            return gradients.attention_operands(normed_TD, weight, bias, cos, sin, shape)
+        qkv = product(normed_TD, weight)
+        if bias is not None:
+            qkv = qkv + bias
         qkv = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
+        if q_norm is not None and layer.k_norm is not None:
             q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
-            qk = torch.cat((self._head_norm(q, layer.q_norm), self._head_norm(k, layer.k_norm)), dim=1)
+            qk = torch.cat((self._normed(q, q_norm), self._normed(k, layer.k_norm)), dim=1)
         else:
             qk, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
-        dtype = operand_dtype(layer.qkv.dtype)
-        q, k = rotate(qk, cos, sin).to(dtype).split((shape.heads, shape.kv_heads), dim=1)
-        return q, k, v.to(dtype)
+        qk = rotate(qk, cos, sin)
+        if weight.dtype in HALF:
+            qk, v = qk.to(operand_dtype(weight.dtype)), v.to(operand_dtype(weight.dtype))
+        q, k = qk.split((shape.heads, shape.kv_heads), dim=1)
+        return q, k, v
 
     def after_attention(self, number: int, hidden_TD: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: what attention found is added, then the feed-forward."""
         layer = self._layers[number]
-        if fine_dtype(layer.out.dtype, self.shape.hidden) == layer.out.dtype:
-            attended = attended.to(layer.out.dtype)
-        hidden_TD = product(attended, layer.out, onto_RO=hidden_TD)
+        weight = layer.out
+        if attended.dtype != weight.dtype and fine_dtype(weight.dtype, self.shape.hidden) == weight.dtype:
+            attended = attended.to(weight.dtype)
+        hidden_TD = product(attended, weight, onto_RO=hidden_TD)
         active = self._gated(self.rms(hidden_TD, layer.post_norm), layer.gate_up)
         return product(active, layer.down, onto_RO=hidden_TD)
 
@@ -149,17 +153,19 @@ class Decoder(nn.Module):
     def output_weight(self) -> Tensor:
         return self.embed if self.head is None else self.head
 
-    def rms(self, x_TD: Tensor, gain: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Normed, in the precision of the weights if not in another."""
-        dtype = dtype or gain.dtype
+    def rms(self, x_TD: Tensor, gain: Tensor, is_fine: bool = False) -> Tensor:
+        """Normed, in the precision of the weights, or as the products around attention take it."""
+        if gain.dtype not in HALF:
+            return self._normed(x_TD, gain)
+        dtype = fine_dtype(gain.dtype, self.shape.hidden) if is_fine else gain.dtype
         if _has_kernels(gain):
             from untail.engine.kernels import gradients
 
             return gradients.norm(x_TD, gain, self.shape.norm_eps, dtype)
-        return F.rms_norm(x_TD, gain.shape, gain.to(x_TD.dtype), self.shape.norm_eps).to(dtype)
+        return self._normed(x_TD, gain).to(dtype)
 
-    def _head_norm(self, x_THD: Tensor, gain: Tensor) -> Tensor:
-        return F.rms_norm(x_THD, gain.shape, gain.to(x_THD.dtype), self.shape.norm_eps)
+    def _normed(self, x: Tensor, gain: Tensor) -> Tensor:
+        return F.rms_norm(x, gain.shape, gain if gain.dtype == x.dtype else gain.to(x.dtype), self.shape.norm_eps)
 
     def _gated(self, x_TD: Tensor, gate_up: Tensor) -> Tensor:
         if _has_kernels(gate_up):
@@ -167,8 +173,9 @@ class Decoder(nn.Module):
 
             return gradients.gated(x_TD, gate_up)
         gate, up = product(x_TD, gate_up).chunk(2, dim=-1)
-        return (F.silu(gate) * up).to(gate_up.dtype)
+        active = F.silu(gate) * up
+        return active.to(gate_up.dtype) if gate_up.dtype in HALF else active
 
 
 def _has_kernels(weight: Tensor) -> bool:
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)
+    return weight.is_cuda and weight.dtype in HALF

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from untail.engine.models.few_rows import linear
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
@@ -31,7 +33,7 @@ def fine_dtype(weights: torch.dtype, hidden: int) -> torch.dtype:
 def product(x_RI: Tensor, weight_OI: Tensor, onto_RO: Tensor | None = None) -> Tensor:
     """x W^T, added to `onto_RO` if that is there. Differentiable. An x of more bits than the weights is taken in two
     halves."""
-    if weight_OI.dtype == at_least_float32(weight_OI.dtype):
+    if weight_OI.dtype not in HALF:
         out_RO = linear(x_RI, weight_OI)
         return out_RO if onto_RO is None else onto_RO + out_RO
     if torch.is_grad_enabled():
