@@ -64,7 +64,8 @@ class EngineConfig(Strict):
     kv_after_update: Literal["recompute", "keep"] = "recompute"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # auto: float32 on a CPU, bfloat16 on a GPU. float16: rounds eight times finer, so that engine and learner agree
-    # six times better, where weights and activations stay below 65504.
+    # six times better, where weights and activations stay below 65504. Beside bfloat16 that holds for queries, keys and
+    # values alone.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 

@@ -37,6 +37,11 @@ def test_temperatures():
 def test_gradients(dtype):
     kernels.check_gradients("cuda", dtype)
     kernels.check_operands("cuda", dtype)
+    kernels.check_operands("cuda", dtype, head_dim=96)
+
+
+def test_halves():
+    kernels.check_halves("cuda")
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -4,6 +4,7 @@ The reference is the plain decoder with SDPA and the host's sampler, in float32.
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 from unittest.mock import patch
 
 import torch
@@ -215,11 +216,26 @@ def check_gradients(device: str, dtype: torch.dtype) -> None:
         assert (one.float() - other).norm() < (1e-5 if dtype == torch.float32 else 0.01) * other.norm()
 
 
-def check_operands(device: str, dtype: torch.dtype) -> None:
+def check_halves(device: str) -> None:
+    """What rounding leaves is kept: two halves of bf16 have 16 bits, of any number of values and of a norm."""
+    from untail.engine.kernels import elementwise
+
+    x = torch.randn(37, 48, generator=torch.Generator().manual_seed(6)).to(device)
+    out = torch.empty(74, 48, device=device, dtype=torch.bfloat16)
+    gain = torch.ones(48, device=device, dtype=torch.bfloat16)
+    delta = torch.cat((x, 2 * x))
+    elementwise.launch_norm(hidden := x.clone(), gain, out, 1e-5, delta)
+    torch.testing.assert_close(hidden, 4 * x)
+    normed = torch.nn.functional.rms_norm(4 * x, (48,), eps=1e-5)
+    for (high, low), exact in ((elementwise.halves(x, torch.bfloat16), x), (out.float().chunk(2), normed)):
+        torch.testing.assert_close(high.float() + low.float(), exact, atol=1e-6, rtol=2.0**-13)
+
+
+def check_operands(device: str, dtype: torch.dtype, head_dim: int = 16) -> None:
     """Queries, keys and values, and the gradients through them, equal the plain decoder's in float32."""
     from untail.engine.kernels import gradients
 
-    shape = SHAPES["qwen2"]
+    shape = replace(SHAPES["qwen2"], head_dim=head_dim)
     decoder = make_decoder(shape, device)
     layer, tokens = decoder._layers[0], 37
     random = torch.Generator().manual_seed(4)

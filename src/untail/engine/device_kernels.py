@@ -18,7 +18,7 @@ class Kernels(Protocol):
     widest: int  # tokens of a row in a step
 
     def warm_up(self, kv: Tensor) -> None:
-        """Compile every kind of attention. Writes to the first block."""
+        """Compile what fills in, with every kind of attention. Writes to the first block."""
         ...
 
     def attention(self, kv: Tensor, slots_T: Tensor, spans: list[Span]) -> Attention:

@@ -3,6 +3,9 @@
 For a few sequences five fused kernels a layer (`FusedStep`), for many, or several tokens of each, a library's matrix
 products and one kernel between each two (`PlainStep`).
 
+Few sequences wait for memory: their products read a copy of the residual stream that is rounded before the norm, where
+others, and the learner, round after it.
+
 Invariant: a step reads ids, positions, block tables and temperatures from the state on the device, writes keys, values,
 the drawn tokens and the moved-on state there, and asks the host nothing; so it can be captured as it is. Fused kernels
 are chained where the GPU can (kernels/chain.py). Weights are read at their own addresses: an update in place needs no

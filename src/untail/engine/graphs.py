@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from untail.engine.decode_state import DecodeState
+from untail.engine.sampler import NOT_FINITE
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -66,7 +67,7 @@ class Launch:
         seconds = self._clock.wait()
         drawn = Drawn(self._tokens.numpy(), self._figures.numpy(), seconds)
         if not np.isfinite(drawn.figures[drawn.tokens >= 0]).all():
-            raise FloatingPointError("the model's logits are not finite: its weights have blown up, or were damaged")
+            raise FloatingPointError(NOT_FINITE)
         return drawn
 
 

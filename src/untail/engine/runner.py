@@ -132,7 +132,8 @@ class Runner:
         shape = self.decoder.shape
         if self.kernels is not None:
             return self.kernels.attention(kv, layout.slots_T, layout.spans)
-        return PagedSdpa(kv, self.scratch, layout.slots_T, layout.spans, shape.heads // shape.kv_heads)
+        scratch = self.scratch if kv.dtype == self.scratch.dtype else make_scratch(kv)
+        return PagedSdpa(kv, scratch, layout.slots_T, layout.spans, shape.heads // shape.kv_heads)
 
     def lay_out(self, pieces: list[Piece]) -> Layout:
         """Packed in the order that the attention expects."""

@@ -20,6 +20,11 @@ _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed 64-bit number
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
 
+NOT_FINITE = (
+    "the model's logits are not finite: its weights have blown up or were damaged, or its queries, keys or values go "
+    "beyond 65504, where engine.dtype = 'float32' is what is left"
+)
+
 
 class Sampled(NamedTuple):
     """Host lists, one entry per row."""
@@ -54,7 +59,7 @@ def sample(logits_RV: Tensor, drawing: list[Sequence], drafts: list[list[int]]) 
         )
     ).tolist()
     if not all(map(math.isfinite, columns[3])):
-        raise FloatingPointError("the model's logits are not finite: its weights have blown up, or were damaged")
+        raise FloatingPointError(NOT_FINITE)
     tokens, *figures, counts = columns
     return Sampled([int(token) for token in tokens], list(zip(*figures, strict=True)), [count == 1 for count in counts])
 

@@ -26,13 +26,11 @@ class TritonKernels:
         self._workspace: Workspace | None = None
 
     def warm_up(self, kv: Tensor) -> None:
-        shape = self.decoder.shape
         for tokens in (1, 2):  # decoded only, or filled in too
             for context in (tokens, KEYS + 1):  # in one piece, or in splits
                 span = Span(tokens, context, [0] * blocks_for(context))
                 slots_T = torch.zeros(tokens, dtype=torch.int64, device=kv.device)
-                q_THD, k_TKD = (kv.new_zeros(tokens, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads))
-                self.attention(kv, slots_T, [span])(0, q_THD, k_TKD, k_TKD)
+                self.decoder(slots_T, slots_T, self.attention(kv, slots_T, [span]))
 
     def attention(self, kv: Tensor, slots_T: Tensor, spans: list[Span]) -> Attention:
         return TritonPaged(kv, slots_T, spans, self.decoder.shape.heads // self.decoder.shape.kv_heads)

@@ -232,6 +232,6 @@ class Memory:
 
 
 def ran_out(error: RuntimeError) -> bool:
-    """Of memory: on a GPU in torch or in cuBLAS, or on a CPU."""
-    said = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+    """Of memory: on a GPU in torch, in cuBLAS or in Triton, or on a CPU."""
+    said = ("CUBLAS_STATUS_ALLOC_FAILED", "Triton Error [CUDA]: out of memory", "can't allocate memory")
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)

@@ -75,6 +75,9 @@ def teaches(samples: list[Sample]) -> bool:
     return any((sample.advantage_N * sample.weight_N).any() for sample in samples)
 
 
+MIDDLING = 64  # tokens of a response: one of a single token weighs as much, one of 16k a 256th
+
+
 def normalise(samples: list[Sample], loss: LossKind, length: int) -> float:
     """Scale the weights of some samples of one optimizer step, and return their part of its divisor: the step's loss is
     the plain sum over all its samples, divided by the sum of their parts. So the samples may come in portions.
@@ -82,18 +85,20 @@ def normalise(samples: list[Sample], loss: LossKind, length: int) -> float:
     With w_it the weight of token t of sample i, m_i the tokens of sample i's span that the model wrote, c_i what the
     sample counts for, and n = sum_i c_i:
       token     w_it                over  sum_i c_i m_i
-      sequence  w_it length / m_i   over  n length
+      sequence  w_it MIDDLING / m_i over  n MIDDLING
       constant  w_it                over  n length
     The sums run over all samples, those that teach nothing included: leaving those out of the compute then changes
     nothing, and neither does the cut into micro-batches. They do not depend on the weights: what a mask takes out is
-    not made up for by what stays. Weights are near 1 and divided later, for gradients go through fp16.
+    not made up for by what stays. Weights are not far from 1 and divided later, for gradients go through fp16.
     """
     written = [sample.written for sample in samples]
     for sample, own in zip(samples, written, strict=True):
         if loss == "sequence":
-            sample.weight_N = sample.weight_N * (length / max(own, 1))
+            sample.weight_N = sample.weight_N * (MIDDLING / max(own, 1))
     pairs = zip(samples, written, strict=True)
-    return float(sum(sample.counts * (own if loss == "token" else length) for sample, own in pairs))
+    return float(
+        sum(sample.counts * {"token": own, "sequence": MIDDLING, "constant": length}[loss] for sample, own in pairs)
+    )
 
 
 def _within(span: tuple[int, int | None], count: int) -> np.ndarray:

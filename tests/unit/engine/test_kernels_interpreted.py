@@ -52,7 +52,11 @@ def test_temperatures():
 def test_gradients():
     # The interpreter cuts bf16 off where a GPU rounds it.
     interpret("check_gradients('cpu', torch.float32)", "check_gradients('cpu', torch.float16)")
-    interpret("check_operands('cpu', torch.float32)", "check_operands('cpu', torch.float16)")
+    interpret("check_operands('cpu', torch.float32)", "check_operands('cpu', torch.float16, head_dim=12)")
+
+
+def test_halves():
+    interpret("check_halves('cpu')")
 
 
 def test_a_training_pass_in_half_precision_is_near_float32():

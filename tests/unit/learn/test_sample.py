@@ -5,7 +5,7 @@ import pytest
 from tests.unit.learn.helpers import group, rules
 
 from untail.errors import UserError
-from untail.learn.sample import normalise, samples_of, teaches
+from untail.learn.sample import MIDDLING, normalise, samples_of, teaches
 from untail.types import Segment
 
 LENGTHS, REPLY_AT = [9, 4, 7], 2
@@ -133,3 +133,10 @@ def test_log_probs_that_a_backend_did_not_give(damage, gone):
         UserError, match=r"learn\.importance needs the log-prob of every token, and trajectory g\.1 has"
     ):
         samples_of(members, rules(importance="tis"))
+
+
+def test_weights_are_not_far_from_one_whatever_the_constant_loss_divides_by():
+    """They multiply gradients that go through fp16: 65504 at most."""
+    samples = make()
+    normalise(samples, "sequence", 2**20)
+    assert max(sample.weight_N.max() for sample in samples) <= MIDDLING

@@ -48,7 +48,7 @@ def draft_loss(
     look()
     # All at once: to read the head costs more than to multiply a few rows by it.
     states = torch.cat([states_TD[index_S] for states_TD in (wanted_TD, *guesses)])
-    wanted_SC, *guessed = head.logits(states).float().split(len(index_S))
+    wanted_SC, *guessed = head.logits(states).split(len(index_S))
     probs_SC = wanted_SC.detach().softmax(-1)
     far = sum(-(probs_SC * logits_SC.log_softmax(-1)).sum(-1).mean() for logits_SC in guessed)
     near = sum(F.smooth_l1_loss(guess_TD[index_R], wanted_TD[index_R]) for guess_TD in guesses)

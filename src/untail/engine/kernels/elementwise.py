@@ -38,7 +38,7 @@ def norm_kernel(
     store_halves(out, row * K + k, low, normed, inside, TWICE)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit
 def halves_kernel(x, out, size, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + place, mask=place < size, other=0.0).to(tl.float32)

@@ -1,7 +1,7 @@
 """Norm, attention's operands and gate on a GPU with their gradients, for half-precision weights (models/product.py).
 
-Invariant: computed in float32; what a product takes next leaves in the weights' precision, and so does what is kept for
-the backward pass, except a norm's input, which the residual stream keeps anyhow.
+Invariant: computed in float32; what leaves is in the precision that its taker asks for. Kept for the backward pass is
+what was rounded, except a norm's input, which the residual stream keeps anyhow.
 
 Shape suffixes: T tokens, D hidden, I inner, N heads of queries, keys and values together, H a head's numbers.
 """
@@ -60,7 +60,8 @@ def _turn(
     T, N, H = x_TNH.shape
     turn_kernel[triton.cdiv(T, 16), N](
         x_TNH, x_TNH if bias is None else bias, cos, sin, out_TNH, T, cos.stride(0),
-        TURNED=turned, HEADS=N, HALF=H // 2, ROWS=16, BIAS=bias is not None, BACK=back, num_warps=2,
+        TURNED=turned, HEADS=N, HALF=H // 2, BLOCK=triton.next_power_of_2(H // 2), ROWS=16, BIAS=bias is not None,
+        BACK=back, num_warps=2,
     )  # fmt: skip
 
 
@@ -151,18 +152,18 @@ class _Gated(torch.autograd.Function):
 @triton.jit(do_not_specialize=["rows"])
 def turn_kernel(
     x, bias, cos, sin, out, rows, turn_stride,
-    TURNED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr,
-    BACK: tl.constexpr,
+    TURNED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BIAS: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """A program has one head of ROWS tokens."""
-    row_R, head, dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1), tl.arange(0, HALF)
-    inside = (row_R < rows)[:, None]
+    row_R, head, dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1), tl.arange(0, BLOCK)
+    inside = (row_R < rows)[:, None] & (dim < HALF)[None, :]
     place = (row_R.to(tl.int64) * HEADS + head)[:, None] * (2 * HALF) + dim[None, :]
     a = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x + place + HALF, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
-        a += tl.load(bias + head * (2 * HALF) + dim).to(tl.float32)[None, :]
-        b += tl.load(bias + head * (2 * HALF) + HALF + dim).to(tl.float32)[None, :]
+        a += tl.load(bias + head * (2 * HALF) + dim, mask=dim < HALF, other=0.0).to(tl.float32)[None, :]
+        b += tl.load(bias + head * (2 * HALF) + HALF + dim, mask=dim < HALF, other=0.0).to(tl.float32)[None, :]
     if head < TURNED:
         angle = row_R.to(tl.int64)[:, None] * turn_stride + dim[None, :]
         c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)

@@ -3,7 +3,8 @@
 Engine and learner add up in different orders, and whatever is rounded afterwards makes them differ by one bit of bf16
 here and there; a few layers on, everything differs by that. So only what a product or attention takes is in half
 precision, and the small products on either side of attention take twice the bits: beside bf16 weights, unless the model
-is wide, their operand is the sum of two halves, each multiplied.
+is wide, their operand is the sum of two halves, each multiplied. Steps of one or two rows read less instead: their
+products take a rounded copy of the stream (fused.py).
 
 Invariant: results are in float32 or better. Weights in float32 or better go torch's way (few_rows.py).
 """
