@@ -59,12 +59,36 @@ def model_flops(decoder: Decoder, batch: Batch, computed: int) -> float:
     return 6 * layers * computed + 6 * shape.vocab * shape.hidden * in_loss + attention
 
 
+class Peak:
+    """The most memory of an update; the trainer's own gauge begins anew with every pass."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def __enter__(self) -> "Peak":
+        self._reset = torch.cuda.reset_peak_memory_stats
+        torch.cuda.reset_peak_memory_stats = self._note_and_reset
+        self._reset()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.reset_peak_memory_stats = self._reset
+        self._note()
+
+    def _note_and_reset(self, *device: object) -> None:
+        self._note()
+        self._reset(*device)
+
+    def _note(self) -> None:
+        self.bytes = max(self.bytes, torch.cuda.max_memory_allocated())
+
+
 def timed(trainer: Trainer, decoder: Decoder, batch: Batch) -> dict[str, float]:
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    figures = trainer.update(batch)
-    torch.cuda.synchronize()
+    with Peak() as peak:
+        figures = trainer.update(batch)
+        torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     assert figures["optimizer_steps"] == 1, figures
     flops = model_flops(decoder, batch, int(figures["computed_tokens"]))
@@ -74,7 +98,7 @@ def timed(trainer: Trainer, decoder: Decoder, batch: Batch) -> dict[str, float]:
         "tok_s": round(figures["computed_tokens"] / seconds),
         "tflops": round(flops / seconds / 1e12, 1),
         "mfu": round(flops / seconds / PEAK, 4),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2),
+        "peak_gib": round(peak.bytes / GIB, 2),
     }
 
 
