@@ -17,13 +17,11 @@ from torch import Tensor
 from untail.engine.models.few_rows import linear
 
 HALF = (torch.bfloat16, torch.float16)
+WIDE = 2048  # hidden numbers; beyond that, twice the arithmetic is 6 % of a step of 256 rows
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-WIDE = 2048  # hidden numbers; beyond that, twice the arithmetic is 6 % of a step of 256 rows
 
 
 def fine_dtype(weights: torch.dtype, hidden: int) -> torch.dtype:
