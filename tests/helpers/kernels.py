@@ -3,7 +3,6 @@
 The reference is the plain decoder with SDPA and the host's sampler, in float32.
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -166,11 +165,6 @@ def check_step(device: str, shape: Shape, kind: str, count: int, **options) -> N
     torch.testing.assert_close(state.figures_out[0], torch.stack(expected, 1), atol=1e-4, rtol=1e-4)
 
 
-def float32_product_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, add: bool = False) -> None:
-    """What a GPU's library does: a CPU's has no sums in float32 of operands in half precision."""
-    out.copy_(x.float() @ weight.float().T + (out if add else 0))
-
-
 @torch.inference_mode()
 def check_half_step(device: str, shape: Shape, kind: str, count: int, dtype: torch.dtype, wide: int = 2048) -> None:
     """Logits of a step in half precision are near those of the same weights in float32."""
@@ -182,8 +176,7 @@ def check_half_step(device: str, shape: Shape, kind: str, count: int, dtype: tor
     state = DecodeState.make(count, 16, 1, device)
     state.write(dict(enumerate(rows)))
     chained = theirs.is_cuda and torch.cuda.get_device_capability()[0] >= 9
-    on_cpu = patch.object(fused, "product_into", float32_product_into) if device == "cpu" else nullcontext()
-    with patch.object(product, "WIDE", wide), on_cpu:
+    with patch.object(product, "WIDE", wide):
         step = getattr(fused, kind)(half, theirs.to(operand_dtype(dtype)), state, count, chained)
         step()
     logits = reference_logits(exact, theirs, rows)
@@ -263,6 +256,8 @@ def check_operands(device: str, dtype: torch.dtype, head_dim: int = 16) -> None:
 
 def check_training_pass(device: str, shape: Shape, dtype: torch.dtype, recompute: bool = False) -> None:
     """Logits of a decoder in half precision, through its kernels, and all its gradients are near those in float32."""
+    from untail.engine.kernels import gradients
+
     exact, half = pair_of(shape, device, dtype)
     random = torch.Generator().manual_seed(5)
     ids, positions = torch.randint(shape.vocab, (30,), generator=random).to(device), torch.arange(30, device=device)
@@ -274,7 +269,7 @@ def check_training_pass(device: str, shape: Shape, dtype: torch.dtype, recompute
         return logits, *torch.autograd.grad((logits * slope).sum(), list(model.parameters()))
 
     theirs = passed(exact)
-    with patch.object(decoder, "_has_kernels", lambda weight: True):
+    with patch.object(decoder, "_kernels_for", lambda weight: gradients):
         ours = passed(half)
     for one, other, name in zip(ours, theirs, ["logits", *dict(exact.named_parameters())], strict=True):
         error = (one.float() - other).norm() / other.norm()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from untail.config import CriticConfig, LearnConfig
 from untail.engine.models.decoder import Decoder
+from untail.engine.models.product import at_least_float32
 from untail.learn.bridge import Stretch
 from untail.learn.logprob import rows_at_once
 from untail.learn.memory import Memory
@@ -65,7 +66,7 @@ class Critic:
         trunk = copy.deepcopy(decoder) if self._own_trunk else decoder
         weight = decoder.output_weight
         self._reader = Policy(trunk, 1.0, rows_at_once(learn.logit_rows, weight))
-        self._dtype = torch.promote_types(weight.dtype, torch.float32)
+        self._dtype = at_least_float32(weight.dtype)
         self.head = ValueHead(decoder.shape.hidden, weight.device, self._dtype)
         memory.ranks.shard(self.head)
         if self._own_trunk:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from untail.engine.models.product import at_least_float32, product
+from untail.engine.models.product import at_least_float32, product, product_into
 
 LossOfRows = Callable[[slice, Tensor, Tensor], Tensor]
 """From some rows, their log-probs (with gradient) and entropies (without) to those rows' part of the loss, a scalar."""
@@ -77,7 +77,7 @@ class _HeadLoss(torch.autograd.Function):
             grad_logits[torch.arange(len(target), device=target.device), target] += slope_R
             grad_logits = grad_logits.to(weight_VD.dtype)
             torch.mm(grad_logits, weight_VD, out=grad_hidden_RD[rows])
-            _add_product(grad_weight_VD, grad_logits.T, hidden)
+            product_into(grad_weight_VD, grad_logits.T, hidden.T, add=True)
         ctx.save_for_backward(grad_hidden_RD, grad_weight_VD)
         return total
 
@@ -99,16 +99,6 @@ def _logprob_entropy_probs(
     probs = all_logprobs.exp()
     entropy = -torch.linalg.vecdot(probs, all_logprobs)
     return all_logprobs.gather(1, target[:, None]).squeeze(1), entropy, probs
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Low precision is summed in high: what a chunk adds may be less than a bit of what is there."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    elif left.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        total += left @ right
 
 
 def _chunks(rows: int, size: int) -> Iterator[slice]:

@@ -18,6 +18,8 @@ from untail.learn.gae import Estimates
 from untail.learn.rules import Rules
 from untail.types import Group, Trajectory
 
+MIDDLING = 64  # tokens of a response: one of a single token weighs as much, one of 16k a 256th
+
 
 @dataclass(slots=True)
 class Sample:
@@ -73,9 +75,6 @@ def samples_of(group: Group, rules: Rules, estimates: Estimates = MappingProxyTy
 def teaches(samples: list[Sample]) -> bool:
     """Whether any token of the group can move the policy."""
     return any((sample.advantage_N * sample.weight_N).any() for sample in samples)
-
-
-MIDDLING = 64  # tokens of a response: one of a single token weighs as much, one of 16k a 256th
 
 
 def normalise(samples: list[Sample], loss: LossKind, length: int) -> float:

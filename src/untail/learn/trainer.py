@@ -29,6 +29,7 @@ from torch.distributed import ProcessGroup
 from untail.config import LearnConfig, RolloutConfig
 from untail.engine.models.decoder import Decoder
 from untail.engine.models.names import split_out
+from untail.engine.models.product import at_least_float32
 from untail.learn.logprob import rows_at_once
 from untail.learn.loss import PolicyLoss
 from untail.learn.memory import Memory, gauge_of
@@ -213,7 +214,7 @@ class Trainer:
         dealt = sorted(groups, key=lambda group: not teaches(group))
         loss = self.config.loss or self.rules.advantage.loss
         weight = self.policy.decoder.output_weight
-        dtype = torch.promote_types(weight.dtype, torch.float32)
+        dtype = at_least_float32(weight.dtype)
         minibatches = []
         for number in range(self.config.updates):
             hand = dealt[number :: self.config.updates]

@@ -9,6 +9,7 @@ Shape suffixes: T tokens, D hidden, H query heads, K key-value heads, V vocabula
 """
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -117,10 +118,8 @@ class Decoder(nn.Module):
         layer, shape = self._layers[number], self.shape
         weight, bias, q_norm = layer.qkv, layer.qkv_bias, layer.q_norm  # each time, a module searches for them
         normed_TD = self.rms(hidden_TD, layer.input_norm, is_fine=True)
-        if _has_kernels(weight) and q_norm is None:
-            from untail.engine.kernels import gradients  # here: only a GPU needs Triton
-
-            return gradients.attention_operands(normed_TD, weight, bias, cos, sin, shape)
+        if q_norm is None and (kernels := _kernels_for(weight)) is not None:
+            return kernels.attention_operands(normed_TD, weight, bias, cos, sin, shape)
         qkv = product(normed_TD, weight)
         if bias is not None:
             qkv = qkv + bias
@@ -158,24 +157,25 @@ class Decoder(nn.Module):
         if gain.dtype not in HALF:
             return self._normed(x_TD, gain)
         dtype = fine_dtype(gain.dtype, self.shape.hidden) if is_fine else gain.dtype
-        if _has_kernels(gain):
-            from untail.engine.kernels import gradients
-
-            return gradients.norm(x_TD, gain, self.shape.norm_eps, dtype)
+        if (kernels := _kernels_for(gain)) is not None:
+            return kernels.norm(x_TD, gain, self.shape.norm_eps, dtype)
         return self._normed(x_TD, gain).to(dtype)
 
     def _normed(self, x: Tensor, gain: Tensor) -> Tensor:
         return F.rms_norm(x, gain.shape, gain if gain.dtype == x.dtype else gain.to(x.dtype), self.shape.norm_eps)
 
     def _gated(self, x_TD: Tensor, gate_up: Tensor) -> Tensor:
-        if _has_kernels(gate_up):
-            from untail.engine.kernels import gradients
-
-            return gradients.gated(x_TD, gate_up)
+        if (kernels := _kernels_for(gate_up)) is not None:
+            return kernels.gated(x_TD, gate_up)
         gate, up = product(x_TD, gate_up).chunk(2, dim=-1)
         active = F.silu(gate) * up
         return active.to(gate_up.dtype) if gate_up.dtype in HALF else active
 
 
-def _has_kernels(weight: Tensor) -> bool:
-    return weight.is_cuda and weight.dtype in HALF
+def _kernels_for(weight: Tensor) -> ModuleType | None:
+    """With gradients, for half precision on a GPU, which alone needs Triton."""
+    if not weight.is_cuda or weight.dtype not in HALF:
+        return None
+    from untail.engine.kernels import gradients
+
+    return gradients

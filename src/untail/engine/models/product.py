@@ -42,6 +42,9 @@ def product(x_RI: Tensor, weight_OI: Tensor, onto_RO: Tensor | None = None) -> T
 
 def product_into(out_RO: Tensor, x_RI: Tensor, weight_OI: Tensor, add: bool = False) -> None:
     """The same to where a captured graph looks for it, in place of what is there or added to it."""
+    if x_RI.dtype != out_RO.dtype and not x_RI.is_cuda:
+        out_RO.copy_(_sums(x_RI, weight_OI, out_RO if add else None))
+        return
     kind: dict[str, Any] = {} if x_RI.dtype == out_RO.dtype else {"out_dtype": out_RO.dtype}
     if add:
         torch.addmm(out_RO, x_RI, weight_OI.T, out=out_RO, **kind)
