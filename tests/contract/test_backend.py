@@ -157,6 +157,20 @@ async def test_abort_leaves_alone_what_has_ended_meanwhile(backend):
     assert (await running).end == "abort"
 
 
+@pytest.mark.parametrize("how", ["release", "abort"])
+async def test_a_name_that_is_set_free_is_the_next_ones_at_once(backend, how):
+    """Both orders in one turn of the engine: what closes the first stream does not close the second."""
+    chunks = backend.generate(spec("x", PROMPT, 10))
+    assert (await collect(chunks)).end == "boundary"
+    over = asyncio.create_task(backend.release("x") if how == "release" else backend.abort(["x"]))
+    again = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 30))))
+    async with asyncio.timeout(60):
+        rest = [chunk.end async for chunk in chunks]
+        await over
+        assert rest == ([] if how == "release" else ["abort"])
+        assert (await again).tokens == alone("x", budget=30).tokens
+
+
 async def test_cut_brings_a_boundary_and_extend_goes_on(backend):
     whole, ends = Chunk(), []
     async with aclosing(backend.generate(spec("x", PROMPT, 400, chunk=8))) as chunks:

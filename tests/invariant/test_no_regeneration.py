@@ -50,6 +50,7 @@ def lengths(taken: Steps) -> dict[str, int]:
 
 
 def assert_nothing_twice(taken: Steps, counts: list[Counts]) -> None:
+    assert not taken.all("fail")
     made = lengths(taken)
     assert sum(count.sampled for count in counts) == sum(made.values()) == sum(taken.sampled)
     prompt_of = {prompt.id: len(prompt.tokens) for prompt in arithmetic()}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from untail.backends.base import Capabilities, Clock, EngineLost, Load, LoopClock, PauseMode
-from untail.backends.seat import Item, Order, Seat, TakesTurns, Turn
+from untail.backends.seat import Item, Order, Outcome, Seat, TakesTurns, Turn
 from untail.backends.step_clock import StepClock
 from untail.engine.engine import Engine
 from untail.engine.step_times import StepTimes
@@ -313,23 +313,29 @@ class SeatedBackend:
         for decoded, seconds in turn.steps:
             if decoded:
                 self._times.record(decoded, seconds)
-        for control, (value, error) in zip(controls, turn.outcomes, strict=True):
-            self._land(control, value, error)
-        for name, item in turn.items:
+        given = 0
+        for control, outcome in zip(controls, turn.outcomes, strict=True):
+            self._give(turn.items[given : outcome.items])
+            given = outcome.items
+            self._land(control, outcome)
+        self._give(turn.items[given:])
+
+    def _give(self, items: list[tuple[str, Item]]) -> None:
+        for name, item in items:
             if name in self._streams:
                 self._streams[name].queue.put_nowait(item)
 
     @staticmethod
-    def _land(control: Control, value: Any, error: Exception | None) -> None:
-        if error is None:
-            control.landed(value)
+    def _land(control: Control, outcome: Outcome) -> None:
+        if outcome.error is None:
+            control.landed(outcome.value)
         if control.done.done():  # its caller was cancelled meanwhile
-            if error is None:
-                control.undo(value)
-        elif error is None:
-            control.done.set_result(value)
+            if outcome.error is None:
+                control.undo(outcome.value)
+        elif outcome.error is None:
+            control.done.set_result(outcome.value)
         else:
-            control.done.set_exception(error)
+            control.done.set_exception(outcome.error)
 
     def _break(self, error: Exception, controls: list[Control]) -> None:
         """No more work is taken; everybody who waits hears why."""

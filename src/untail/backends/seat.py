@@ -2,7 +2,8 @@
 
 Invariant: one thread owns the engine. A turn applies the orders in order, each with an outcome of its own, and then
 takes a step, or several. Orders and turns can be pickled, so that the seat may be in another process. What an order
-does to streams travels with its turn.
+does to streams travels with its turn, and is done before the next order's outcome is heard: a name that one sets free
+may be another sequence's by the next.
 """
 
 import time
@@ -30,11 +31,20 @@ class Order:
     about: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one order."""
+
+    value: Any
+    error: Exception | None
+    items: int  # of the turn's, that streams got by then
+
+
 @dataclass
 class Turn:
     """Each order's outcome, what each stream gets, what the steps took, and how the engine stands afterwards."""
 
-    outcomes: list[tuple[Any, Exception | None]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
     items: list[tuple[str, Item]] = field(default_factory=list)
     steps: list[tuple[int, float]] = field(default_factory=list)  # sequences if it only decoded, else 0; seconds a step
     has_work: bool = False
@@ -72,10 +82,12 @@ class Seat:
         """Apply the orders; then step until `is_over`, if there is anything to compute."""
         turn = Turn()
         for order in orders:
+            value, failure = None, None
             try:
-                turn.outcomes.append((getattr(self, order.method)(turn, *order.about), None))
+                value = getattr(self, order.method)(turn, *order.about)
             except Exception as error:  # whatever it is, it belongs to the caller of this order
-                turn.outcomes.append((None, error))
+                failure = error
+            turn.outcomes.append(Outcome(value, failure, len(turn.items)))
         while stepping:
             self._step(turn)
             if not self.engine.has_work or is_over(turn):

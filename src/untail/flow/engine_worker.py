@@ -8,7 +8,7 @@ has come to an end or a boundary, or when the driver has something new to say.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ class EngineWorker(Worker):
             return self._one_step or ends or self._hurry.is_set() or time.perf_counter() > until
 
         turn = self.seat.turn(orders, stepping, is_over)
-        turn.outcomes = [(value, error and portable(error)) for value, error in turn.outcomes]
+        turn.outcomes = [replace(one, error=one.error and portable(one.error)) for one in turn.outcomes]
         turn.items = [(name, portable(item) if isinstance(item, Exception) else item) for name, item in turn.items]
         return turn
 

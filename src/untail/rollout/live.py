@@ -185,5 +185,6 @@ def copy_of(member: Member, serial: int, **changes: Any) -> Member:
 def ghost_of(member: Member, reason: str) -> Member:
     ghost = copy_of(member, member.serial, stopped=None)
     ghost.parking, ghost.reply = member.parking, member.reply
+    ghost.cutting, ghost.goes_to = member.cutting, member.goes_to
     ghost.ghost, ghost.ghost_begin = reason, ghost.length
     return ghost

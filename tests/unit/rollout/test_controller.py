@@ -261,6 +261,15 @@ def test_a_move_waits_for_a_slot_of_its_engine():
     assert (resume["t"], resume["engine"]) == (6, 1)
 
 
+def test_the_ghost_of_one_that_waits_to_move_goes_where_it_was_to_go():
+    """It waits for engine 1 until its group needs it no longer; engine 0 has a slot long before."""
+    keeps_two = shapes(size=4, keep=2)
+    rig = Rig(lengths((10, 12, 1, 1)), {}, Mover, keeps_two, engines=2, slots=1, prompts=1, watch_every=1, audit=1.0)
+    one, *later = rig.run(4)
+    assert (one.who("move"), one.who("cancel")) == (["0/0"], ["0/0", "0/1"])
+    assert [event["engine"] for step in (one, *later) for event in step.of("0/0", "resume")] == [1]
+
+
 def test_moves_are_asked_for_every_so_often_and_after_each_update():
     rig = Rig(lengths(default=8), {}, Mover, engines=2, prompts=1, watch_every=1)
     one, two = rig.run(2)
