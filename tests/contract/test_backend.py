@@ -164,11 +164,22 @@ async def test_a_name_that_is_set_free_is_the_next_ones_at_once(backend, how):
     assert (await collect(chunks)).end == "boundary"
     over = asyncio.create_task(backend.release("x") if how == "release" else backend.abort(["x"]))
     again = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 30))))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         rest = [chunk.end async for chunk in chunks]
         await over
         assert rest == ([] if how == "release" else ["abort"])
         assert (await again).tokens == alone("x", budget=30).tokens
+
+
+async def test_who_was_aborted_before_reading_does_not_read_the_next_ones_stream(backend):
+    """Three orders in one turn of the engine."""
+    first = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 10))))
+    over = asyncio.create_task(backend.abort(["x"]))
+    second = asyncio.create_task(collect(backend.generate(spec("x", PROMPT, 30))))
+    async with asyncio.timeout(20):
+        assert (await first).end == "abort"
+        await over
+        assert (await second).tokens == alone("x", budget=30).tokens
 
 
 async def test_cut_brings_a_boundary_and_extend_goes_on(backend):

@@ -102,14 +102,19 @@ class SeatedBackend:
 
         forget = lambda ticket: self._forget(spec.id, stream)
         await self._control(Order("add", (spec,)), add, forget)
-        async with aclosing(self.stream(spec.id)) as chunks:
+        async with aclosing(self._read(spec.id, stream)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def stream(self, name: str) -> AsyncGenerator[Chunk, None]:
         if name not in self._streams:
             raise SequenceStateError(f"sequence {name!r} has no stream here: unknown, or read to its end already")
-        stream, over = self._streams[name], False
+        async with aclosing(self._read(name, self._streams[name])) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _read(self, name: str, stream: Stream) -> AsyncGenerator[Chunk, None]:
+        over = False
         try:
             while True:
                 item = await stream.queue.get()

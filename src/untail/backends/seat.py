@@ -37,7 +37,7 @@ class Outcome:
 
     value: Any
     error: Exception | None
-    items: int  # of the turn's, that streams got by then
+    items: int  # how many of the turn's items there were by then
 
 
 @dataclass
@@ -168,9 +168,11 @@ class Seat:
             self.abort(turn, self.engine.names())
 
     def load_weights(self, turn: Turn, source: Source, version: int) -> None:
+        self._bring(turn, self.engine.drain())
         self.engine.load_weights(source, version)
 
     def sleep(self, turn: Turn) -> None:
+        self._bring(turn, self.engine.drain())
         self.engine.sleep()
 
     def wake(self, turn: Turn) -> None:

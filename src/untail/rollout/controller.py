@@ -99,6 +99,7 @@ class Controller:
         until it is back."""
         stage = self.stage
         stage.fleet.lose(engine)
+        self.lives.losses.send_nobody(engine)
         there = [member for member in stage.members.values() if member.engine == engine]
         for member in there:
             if member.slot is None:
@@ -281,7 +282,8 @@ class Controller:
         stage = self.stage
         self._next_moves = stage.clock.now() + self._moves_every
         for move in stage.mechanisms.moves(stage.view):
-            if move.member.state is State.RUNNING and not move.member.cutting:
+            may_go = move.member.state is State.RUNNING and not move.member.cutting
+            if may_go and stage.fleet.slots.is_open(move.engine):
                 move.member.goes_to = move.engine
                 stage.fleet.cut([move.member])
 

@@ -141,7 +141,7 @@ class Fleet:
         member.engine = None
         pump, _ = self._pumps.pop(member.id, None), self._life_of.pop(member.id, None)
         if pump is not None:
-            self._spawn(self._put_out(pump))
+            self._spawn(pump.cancel())  # no more: an engine that is back may have given the name to another
 
     async def close(self) -> None:
         await asyncio.gather(*(pump.close() for pump in self._pumps.values()))
@@ -167,10 +167,6 @@ class Fleet:
             self._put(name, EngineLost(str(item), engine, life) if isinstance(item, EngineLost) else item)
 
         return tell
-
-    async def _put_out(self, pump: Pump) -> None:
-        with suppress(Exception):  # there is no engine to tell
-            await pump.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

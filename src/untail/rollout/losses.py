@@ -37,11 +37,16 @@ class Losses:
     def _let_rest_elsewhere(self, engine: int, why: str) -> None:
         stage, hit = self.stage, [m for m in self.stage.members.values() if m.engine == engine]
         stage.announce("lost", engine=engine, members=len(hit), error=why)
-        for member in stage.members.values():
+        self.send_nobody(engine)
+        for member in hit:
+            if member.slot is None:
+                stage.fleet.drop(member)
+
+    def send_nobody(self, engine: int) -> None:
+        """Whoever was on the way there goes anywhere."""
+        for member in self.stage.members.values():
             if member.goes_to == engine:
                 member.goes_to = None
-            if member.engine == engine and member.slot is None:
-                stage.fleet.drop(member)
 
     def _go_on_elsewhere(self, member: Member) -> None:
         stage = self.stage

@@ -77,10 +77,14 @@ class Pump:
         """Nothing more comes from it."""
         await asyncio.gather(self._task, *([self._abort] if self._abort else []), return_exceptions=True)
 
-    async def close(self) -> None:
-        """Wherever it is; its sequence is aborted."""
+    async def cancel(self) -> None:
+        """Wherever it is: nothing is read any more."""
         self._task.cancel()
-        await asyncio.gather(self._task, *([self._abort] if self._abort else []), return_exceptions=True)
+        await self.done()
+
+    async def close(self) -> None:
+        """And its sequence is aborted, also the one of a child that nobody has read yet."""
+        await self.cancel()
         if not self._reads and self._name.done() and self._name.exception() is None:
             await self.backend.abort([self._name.result()])
 

@@ -270,6 +270,16 @@ def test_the_ghost_of_one_that_waits_to_move_goes_where_it_was_to_go():
     assert [event["engine"] for step in (one, *later) for event in step.of("0/0", "resume")] == [1]
 
 
+def test_the_ghost_of_one_that_is_being_moved_is_moved():
+    """It is stopped by the chunk that brings it to its boundary, which others would pass in place."""
+    watches = {"watch_every": 4, "patience": 1, "audit": 1.0, "max_false_kills": 1.0}
+    made = (Mover, strides(20, in_place=True), stops(7, who=lambda prompt, member: member == 0))
+    step = Rig(lengths((10, 12)), {}, *made, engines=2, slots=4, prompts=1, **watches).step()
+    kinds = [event["e"] for event in step.of("0/0")]
+    assert kinds == ["start", "stop", "segment", "move", "resume", "left", "audit"]
+    assert [event["engine"] for event in step.of("0/0", "start", "resume")] == [0, 1]
+
+
 def test_moves_are_asked_for_every_so_often_and_after_each_update():
     rig = Rig(lengths(default=8), {}, Mover, engines=2, prompts=1, watch_every=1)
     one, two = rig.run(2)
