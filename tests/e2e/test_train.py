@@ -108,7 +108,7 @@ def test_killed_after_a_checkpoint_and_resumed_it_is_the_same_run(trained, tmp_p
         assert resumed.json[key] == trained[1].json[key]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_saves_the_last_whole_step(trained, tmp_path, number):
     folder = tmp_path / "stopped"
     process = start("train", "--steps=4", *DETERMINISTIC, "--set=checkpoint_every=100", "--out", folder)
@@ -173,6 +173,7 @@ def test_stopped_in_its_last_validation_a_run_can_still_be_finished(trained, tmp
     assert 0 <= resumed.json["score_after"] <= 1
 
 
+@pytest.mark.slow
 def test_stopped_in_its_first_validation_a_run_starts_anew(tmp_path):
     folder = tmp_path / "stopped"
     big = ["--set=validation.task.size=200", "--set=validation.prompts=200"]

@@ -125,7 +125,9 @@ def test_a_learner_that_is_lost_goes_on_from_the_drafter_of_its_last_update(tmp_
     assert [row["learn"].get("learners_lost", 0) for row in seen.outcome.metrics] == [0, 0, 1]
 
 
-@pytest.mark.parametrize("modes", [("disaggregated", "local"), ("local", "collocated")])
+@pytest.mark.parametrize(
+    "modes", [("disaggregated", "local"), pytest.param(("local", "collocated"), marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_with_its_drafter_in_another_mode(modes, tmp_path):
     first, then = modes
     Seen(tmp_path / "run", steps=2, flow__mode=first, **STEADY)

@@ -45,6 +45,7 @@ def learn(made, batches):
     return losses, dict(fetch(made._caller.cluster.link, POLICY, batches[-1].step)[1].tensors)
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_other(cluster, tmp_path):
     alone, two = learner(cluster, 1, "alone"), learner(cluster, 2, "two")
     learn(alone, BATCHES[:1])
