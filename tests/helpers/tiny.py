@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 from untail.envs import Environment, Turn
-from untail.rollout.live import GroupPlan, LiveGroup, Member, Route
+from untail.rollout.live import GroupPlan, LiveGroup, Member, Route, State
 from untail.rollout.points import (
     Admit,
     Finish,
@@ -13,6 +13,8 @@ from untail.rollout.points import (
     Keep,
     Lane,
     Mechanism,
+    Move,
+    Place,
     Rest,
     Stride,
     Strider,
@@ -134,3 +136,18 @@ def keeps(wanted: Callable[[Group], bool]) -> Made:
             return wanted(group)
 
     return Keeps
+
+
+class Mover(Mechanism, Place):
+    """Everything on engine 0 goes to engine 1 the second time that somebody asks."""
+
+    every = 3.0
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.asked = []
+
+    def moves(self, view):
+        self.asked.append(view.now)
+        running = [m for group in view.groups for m in group.members if m.state is State.RUNNING]
+        return [Move(m, 1) for m in running if m.engine == 0] if len(self.asked) == 2 else []

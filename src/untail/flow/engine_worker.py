@@ -97,7 +97,7 @@ class EngineWorker(Worker):
             return self._one_step or ends or self._hurry.is_set() or time.perf_counter() > until
 
         turn = self.seat.turn(orders, stepping, is_over)
-        turn.outcomes = [replace(one, error=one.error and portable(one.error)) for one in turn.outcomes]
+        turn.outcomes = [replace(one, error=portable(one.error)) if one.error else one for one in turn.outcomes]
         turn.items = [(name, portable(item) if isinstance(item, Exception) else item) for name, item in turn.items]
         return turn
 

@@ -98,8 +98,7 @@ class Controller:
         """Somebody else needs its device: whoever runs there goes on elsewhere. Post: it runs nobody, and gets nobody
         until it is back."""
         stage = self.stage
-        stage.fleet.lose(engine)
-        self.lives.losses.send_nobody(engine)
+        self.lives.losses.close(engine)
         there = [member for member in stage.members.values() if member.engine == engine]
         for member in there:
             if member.slot is None:

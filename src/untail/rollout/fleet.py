@@ -141,7 +141,7 @@ class Fleet:
         member.engine = None
         pump, _ = self._pumps.pop(member.id, None), self._life_of.pop(member.id, None)
         if pump is not None:
-            self._spawn(pump.cancel())  # no more: an engine that is back may have given the name to another
+            self._spawn(pump.cancel())  # and nothing is aborted: an engine that is back may have given the name away
 
     async def close(self) -> None:
         await asyncio.gather(*(pump.close() for pump in self._pumps.values()))

@@ -84,7 +84,7 @@ class Member:
     engine: int | None = None  # where its KV is, or was when it was saved
     slot: int | None = None
     cutting: bool = False  # its engine was asked to cut it
-    goes_to: int | None = None  # the engine that it is on its way to
+    goes_to: int | None = None  # the engine that it is on its way to, one that takes members
     rule: str | None = None  # what its reward follows once it was stopped
     cancelled: str | None = None  # by whom: its group, or the step
     ghost: str | None = None  # it runs for the audit alone, after another member was stopped for this reason

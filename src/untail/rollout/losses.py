@@ -22,8 +22,18 @@ class Losses:
 
     def engine(self, engine: int, why: str, life: int | None = None) -> None:
         """It is lost, in the life that it has, or in this one."""
-        if self.stage.fleet.lose(engine, life):
+        if self.close(engine, life):
             self._let_rest_elsewhere(engine, why)
+
+    def close(self, engine: int, life: int | None = None) -> bool:
+        """Nobody is placed there, and whoever was on the way goes anywhere. False if that was known, or is of an
+        earlier life."""
+        if not self.stage.fleet.lose(engine, life):
+            return False
+        for member in self.stage.members.values():
+            if member.goes_to == engine:
+                member.goes_to = None
+        return True
 
     def hear(self, member: Member, error: EngineLost) -> None:
         if error.engine is None or not self.stage.fleet.is_hit(member, error):
@@ -37,16 +47,9 @@ class Losses:
     def _let_rest_elsewhere(self, engine: int, why: str) -> None:
         stage, hit = self.stage, [m for m in self.stage.members.values() if m.engine == engine]
         stage.announce("lost", engine=engine, members=len(hit), error=why)
-        self.send_nobody(engine)
         for member in hit:
             if member.slot is None:
                 stage.fleet.drop(member)
-
-    def send_nobody(self, engine: int) -> None:
-        """Whoever was on the way there goes anywhere."""
-        for member in self.stage.members.values():
-            if member.goes_to == engine:
-                member.goes_to = None
 
     def _go_on_elsewhere(self, member: Member) -> None:
         stage = self.stage

@@ -83,7 +83,7 @@ class Pump:
         await self.done()
 
     async def close(self) -> None:
-        """And its sequence is aborted, also the one of a child that nobody has read yet."""
+        """The same, and its sequence is aborted, also that of a child which nobody has read yet."""
         await self.cancel()
         if not self._reads and self._name.done() and self._name.exception() is None:
             await self.backend.abort([self._name.result()])

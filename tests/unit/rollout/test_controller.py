@@ -7,11 +7,11 @@ import random
 import pytest
 from tests.helpers.rig import Rig, by, lengths
 from tests.helpers.scripted import Script
-from tests.helpers.tiny import closes, keeps, numbers, prunes, refills, routes, shapes, stops, strides
+from tests.helpers.tiny import Mover, closes, keeps, numbers, prunes, refills, routes, shapes, stops, strides
 
 from untail.errors import ConfigError
-from untail.rollout.live import Route, State
-from untail.rollout.points import Lane, Mechanism, Move, Place, Verdict, Watch
+from untail.rollout.live import Route
+from untail.rollout.points import Lane, Mechanism, Place, Verdict, Watch
 from untail.types import Segment
 
 
@@ -200,21 +200,6 @@ def test_who_is_cut_by_a_watcher_is_asked_for_its_lane_again():
 
 
 # ---- several engines ---------------------------------------------------------------------------------------------
-
-
-class Mover(Mechanism, Place):
-    """Everything on engine 0 goes to engine 1 the second time that somebody asks."""
-
-    every = 3.0
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.asked = []
-
-    def moves(self, view):
-        self.asked.append(view.now)
-        running = [m for group in view.groups for m in group.members if m.state is State.RUNNING]
-        return [Move(m, 1) for m in running if m.engine == 0] if len(self.asked) == 2 else []
 
 
 def test_the_emptiest_engine_is_next_unless_a_mechanism_places():

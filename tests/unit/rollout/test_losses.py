@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.mortal import Mortal
 from tests.helpers.rig import _check_slots, _check_tokens, by, drawn_in_order, make_mechanisms
 from tests.helpers.scripted import Scripted, Ticker, script_of
-from tests.helpers.tiny import strides
+from tests.helpers.tiny import Mover, strides
 
 from untail.backends.virtual_loop import run_virtual
 from untail.config import RolloutConfig
@@ -15,8 +15,6 @@ from untail.history.store import History
 from untail.observe.accounts import step_accounts
 from untail.rewards.scorer import Score
 from untail.rollout.controller import Controller
-from untail.rollout.live import State
-from untail.rollout.points import Mechanism, Move, Place
 
 LENGTHS = by(lambda prompt, member: 5 + (7 * prompt + 3 * member) % 23)
 
@@ -216,32 +214,17 @@ async def test_a_lent_engine_is_empty_and_gets_nobody_until_it_is_back():
     assert any(event["engine"] == 0 and event["t"] > back["t"] for event in events_of(rows, "start"))
 
 
-class ToTheFirst(Mechanism, Place):
-    """All that run on engine 1 are sent to engine 0, which is full, once."""
-
-    every = 3.0
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.sent = []
-
-    def moves(self, view):
-        running = [m for group in view.groups for m in group.members if m.state is State.RUNNING and m.engine == 1]
-        self.sent = self.sent or running
-        return [Move(member, 0) for member in running if member in self.sent]
-
-
 @pytest.mark.parametrize("how", ["lent", "lost"])
 def test_whoever_was_to_go_to_an_engine_that_takes_nobody_goes_on_elsewhere(how):
     """Lent while they wait for a slot there; lost before they are sent."""
 
     async def take_away(controller, backends):
-        await asyncio.sleep(6.5 if how == "lent" else 2.5)
+        await asyncio.sleep(7.5 if how == "lent" else 2.5)
         if how == "lent":
-            await controller.lend(0)
+            await controller.lend(1)
         else:
-            backends[0].die()
+            backends[1].die()
 
-    rows = run(take_away, steps=2, made=(ToTheFirst,))
+    rows = run(take_away, steps=2, made=(Mover,))
     check(rows)
     assert len(events_of(rows, "move")) == (4 if how == "lent" else 0)
